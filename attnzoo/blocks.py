@@ -1,0 +1,176 @@
+"""Transformer blocks over any mechanism.
+
+A block returns ``(y, aux)``. ``aux`` is a scalar tensor, what its parts ask to be added to the loss; the
+caller adds up those of all blocks. Nothing is left on attributes for someone else to find.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from attnzoo.catalogue import Factory
+from attnzoo.mask import Mask, as_mask, hide
+from attnzoo.mechanisms.softmax import Softmax
+from attnzoo.multihead import MultiheadAttention
+from attnzoo.state import State
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them, on each token by itself.
+
+    Args:
+        dim: E.
+        hidden_dim: width in the middle; 4 E if None.
+        dropout: after the GELU.
+    """
+
+    def __init__(self, dim: int, hidden_dim: int | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        width = 4 * dim if hidden_dim is None else hidden_dim
+        self.layers = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, dim))
+
+    def forward(self, x: Tensor, key_keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[B, T, E] -> [B, T, E] and aux. ``key_keep`` [B, T] tells which tokens are real."""
+        return self.layers(x), x.new_zeros(())
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention and a feed-forward, each inside a residual (He et al. 2016; Vaswani et al. 2017).
+
+    Args:
+        dim: E.
+        num_heads: H.
+        mechanism: a factory of the attention between heads.
+        hidden_dim: width of the feed-forward; 4 E if None.
+        dropout: of both branches. Dropout of the attention weights is the mechanism's own.
+        norm_first: normalise what goes into a branch (pre-norm) rather than the sum (post-norm, the paper).
+        site: further keywords of ``MultiheadAttention``: position, num_kv_heads, and facts of the site.
+
+    Example:
+        >>> import torch
+        >>> y, aux = EncoderBlock(32, 4)(torch.randn(2, 6, 32))
+        >>> y.shape, aux.item()
+        (torch.Size([2, 6, 32]), 0.0)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mechanism: Factory = Softmax,
+        *,
+        hidden_dim: int | None = None,
+        dropout: float = 0.0,
+        norm_first: bool = True,
+        **site: Any,
+    ) -> None:
+        super().__init__()
+        self.norm_first = norm_first
+        self.attention = MultiheadAttention(dim, num_heads, mechanism, **site)
+        self.feed_forward = FeedForward(dim, hidden_dim, dropout)
+        self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[B, T, E] -> [B, T, E] and aux. Padding comes out finite, whatever went in."""
+        keep = as_mask(mask).key_keep
+        x = hide(x, keep)
+        inner = self.attention_norm(x) if self.norm_first else x
+        x = x + self.dropout(self.attention(inner, mask=mask, positions=positions))
+        x = x if self.norm_first else self.attention_norm(x)
+        return _feed_forward(self, x, keep)
+
+
+class DecoderState(NamedTuple):
+    """What a decoder block carries from step to step: its own past, and the encoder's memory."""
+
+    past: State
+    memory: State
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, cross-attention to an encoder, and a feed-forward.
+
+    Args:
+        dim: E.
+        num_heads: H.
+        mechanism: a factory for the self-attention; must take causal masks.
+        cross_mechanism: a factory for the cross-attention.
+        context_dim: width of the encoder's output; E if None.
+        hidden_dim: width of the feed-forward; 4 E if None.
+        dropout: of each branch.
+        norm_first: pre-norm rather than post-norm.
+        site: further keywords of the self-attention: position, num_kv_heads, and facts of the site.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mechanism: Factory = Softmax,
+        cross_mechanism: Factory = Softmax,
+        *,
+        context_dim: int | None = None,
+        hidden_dim: int | None = None,
+        dropout: float = 0.0,
+        norm_first: bool = True,
+        **site: Any,
+    ) -> None:
+        super().__init__()
+        self.norm_first = norm_first
+        self.attention = MultiheadAttention(dim, num_heads, mechanism, causal=True, **site)
+        self.cross_attention = MultiheadAttention(
+            dim, num_heads, cross_mechanism, context_dim=context_dim, layer=site.get("layer")
+        )
+        self.cross_attention.mechanism.require("cross", "a context")
+        self.feed_forward = FeedForward(dim, hidden_dim, dropout)
+        self.attention_norm, self.cross_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.feed_forward_norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor,
+        *,
+        mask: Mask | None = None,
+        context_mask: Mask | None = None,
+        positions: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """[B, T, E] and the encoder's [B, S, context_dim] -> [B, T, E] and aux."""
+        keep = as_mask(mask).key_keep
+        x = hide(x, keep)
+        inner = self.attention_norm(x) if self.norm_first else x
+        x = x + self.dropout(self.attention(inner, mask=mask, positions=positions))
+        x = x if self.norm_first else self.attention_norm(x)
+        inner = self.cross_norm(x) if self.norm_first else x
+        x = x + self.dropout(self.cross_attention(inner, context, mask=context_mask))
+        x = x if self.norm_first else self.cross_norm(x)
+        return _feed_forward(self, x, keep)
+
+    def init_state(self, context: Tensor, max_len: int, *, context_mask: Mask | None = None) -> DecoderState:
+        """The state before the first token: room for ``max_len`` of them, and the projected context."""
+        past = self.attention.init_state(context.shape[0], max_len)
+        return DecoderState(past, self.cross_attention.memory(context, mask=context_mask))
+
+    def step(self, x: Tensor, state: DecoderState, *, mask: Mask | None = None) -> tuple[Tensor, DecoderState]:
+        """t new tokens [B, t, E] -> [B, t, E] and the next state; equals the rows of one whole pass."""
+        keep = as_mask(mask).key_keep
+        x = hide(x, keep)
+        inner = self.attention_norm(x) if self.norm_first else x
+        y, past = self.attention.step(inner, state.past, mask=mask)
+        x = x + self.dropout(y)
+        x = x if self.norm_first else self.attention_norm(x)
+        inner = self.cross_norm(x) if self.norm_first else x
+        y, memory = self.cross_attention.step(inner, state.memory, on_memory=True)
+        x = x + self.dropout(y)
+        x = x if self.norm_first else self.cross_norm(x)
+        y, _ = _feed_forward(self, x, keep)
+        return y, DecoderState(past, memory)
+
+
+def _feed_forward(block: EncoderBlock | DecoderBlock, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    inner = block.feed_forward_norm(x) if block.norm_first else x
+    y, aux = block.feed_forward(inner, keep)
+    x = x + block.dropout(y)
+    return (x if block.norm_first else block.feed_forward_norm(x)), aux

@@ -1,0 +1,1 @@
+"""Pure functions on [B, H, T, D] tensors, without state."""

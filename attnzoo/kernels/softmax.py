@@ -1,0 +1,20 @@
+"""Softmax over the visible keys, for mechanisms that make their scores themselves."""
+
+import torch
+from torch import Tensor
+
+
+def masked_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
+    """Weights over the last axis: exactly 0 at hidden keys, a whole row of 0 where none is visible.
+
+    Args:
+        scores: [..., T, S]; half precision is summed in float32.
+        visible: bool, broadcast to ``scores``; everything if None.
+    """
+    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    if visible is None:
+        return wide.softmax(-1).to(scores.dtype)
+    # A row of -inf alone would be NaN, in the gradient even if it is overwritten: such rows stay finite.
+    empty = ~visible.any(-1, keepdim=True)
+    weights = wide.masked_fill(~(visible | empty), -torch.inf).softmax(-1)
+    return weights.masked_fill(~visible, 0).to(scores.dtype)

@@ -1,0 +1,302 @@
+"""The contract of an attention mechanism: what happens between heads, after the projections.
+
+Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head width, Dv value width.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnzoo.mask import Mask, as_mask, check_pair_shape
+from attnzoo.state import KVState, State
+
+
+class OffsetBias(NamedTuple):
+    """Terms to be added to the scores that depend on the offset of key and query alone.
+
+    Attributes:
+        values: [H, T + S - 1]; query ``i`` and key ``j`` take ``values[h, j - i + T - 1]``. Window, block
+            and tiled kernels read it as it is, without ever making T x S numbers.
+    """
+
+    values: Tensor
+
+    def dense(self, queries: int) -> Tensor:
+        """The same terms as [1, H, T, S]."""
+        keys = self.values.shape[-1] - queries + 1
+        return self.values.unfold(-1, keys, 1).flip(-2)[None]
+
+
+Bias = Tensor | OffsetBias
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a mechanism can do, as data: read by its checks, the laws, the docs table and sweeps.
+
+    Attributes:
+        causal: takes ``mask.causal``.
+        bidirectional: works without ``mask.causal``.
+        cross: keys may come from another sequence than the queries.
+        rectangular: T may differ from S.
+        key_keep: takes ``mask.key_keep``, and padding then moves nothing.
+        pair_keep: takes ``mask.pair_keep`` and ``mask.segments``.
+        bias: takes terms to be added to the scores.
+        streaming: has ``step``, equal to one causal pass.
+        grouped: the number of key/value heads may be a divisor of the number of query heads.
+        linear_in_v: the output is linear in v, so ``attention_map`` exists.
+        normalised: the weights are >= 0 and each row sums to 1.
+        exact: softmax of its own scores over all visible keys, no approximation.
+        shared_qk: the keys are the queries, so the shell has no key projection.
+        linear_memory: never makes a tensor of T x S elements.
+        complexity: time, in the letters above.
+    """
+
+    causal: bool = True
+    bidirectional: bool = True
+    cross: bool = True
+    rectangular: bool = True
+    key_keep: bool = True
+    pair_keep: bool = True
+    bias: bool = True
+    streaming: bool = True
+    grouped: bool = True
+    linear_in_v: bool = True
+    normalised: bool = True
+    exact: bool = True
+    shared_qk: bool = False
+    linear_memory: bool = False
+    complexity: str = "T S D"
+
+
+class Mechanism(nn.Module):
+    """Base class: one file, one ``attend``; checks, empty rows, maps and decoding come from here.
+
+    Args:
+        num_heads: H.
+        head_dim: D.
+        dropout: share of the attention weights dropped in training.
+
+    A subclass takes ``(num_heads, head_dim, *, own options with defaults, dropout=0.0, facts=None)``. A
+    *fact of the site* - ``causal, max_len, grid, prefix_tokens, layer, num_kv_heads`` - is filled in by the
+    shell where the signature names it and the user left it None.
+
+    Class attributes:
+        traits: what it can do.
+        reasons: for a trait that is denied, why, and what could serve instead.
+
+    Raises:
+        ValueError: if ``dropout`` is outside [0, 1).
+    """
+
+    traits: ClassVar[Traits] = Traits()
+    reasons: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, num_heads: int, head_dim: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        for name, value in (("num_heads", num_heads), ("head_dim", head_dim)):
+            if value < 1:
+                raise ValueError(f"{type(self).__name__}: {name} must be at least 1, got {value}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"{type(self).__name__}: dropout must lie in [0, 1), got {dropout}")
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.dropout = dropout
+
+    def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
+        """The one method that a mechanism must write: [B, H, T, D] and so on -> [B, H, T, Dv].
+
+        Everything is checked already, hidden rows of k and v are zero where ``key_keep`` is given, and
+        rows without a visible key are set to 0 afterwards. ``keys`` is what ``prepare_keys`` returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define attend()")
+
+    def prepare_keys(self, k: Tensor) -> Tensor:
+        """What is made of the keys once, before any query comes, and kept in a state. By default k itself."""
+        return k
+
+    def pattern(self, queries: int, keys: int, causal: bool) -> Tensor | None:
+        """Pairs that the mechanism itself lets through: bool [T, S] or [H, T, S]; None for all of them."""
+        return None
+
+    def explain(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> str:
+        """Says in one line which code will run for these inputs, and why."""
+        return "plain torch operations"
+
+    def extra_repr(self) -> str:
+        """Sizes, and the options that are set."""
+        options = (name for name in inspect.signature(type(self)).parameters if name not in ("num_heads", "head_dim"))
+        shown = [f"{name}={getattr(self, name)}" for name in options if getattr(self, name, None) not in (None, 0.0)]
+        return ", ".join([f"{self.num_heads} x {self.head_dim}", *shown])
+
+    def after_step(self, step: int) -> None:
+        """What has to follow an optimiser step (clamp a parameter, redraw a projection). By default nothing."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> Tensor:
+        """Attends.
+
+        Args:
+            q: queries [B, H, T, D].
+            k: keys [B, G, S, D]; G divides H, query head h uses key/value head h div (H / G).
+            v: values [B, G, S, Dv].
+            mask: what may be attended; everything if None.
+            bias: terms to be added to the scores, [T, S], [B or 1, H or 1, T, S] or an ``OffsetBias``.
+
+        Returns:
+            [B, H, T, Dv]; 0 for a query that sees no key.
+
+        Raises:
+            ValueError: for shapes that do not fit, and for what the mechanism cannot honour.
+        """
+        mask = as_mask(mask)
+        self.check_call(q, k, v, mask, bias)
+        return self._attend(q, self.prepare_keys(_hide(k, mask.key_keep)), _hide(v, mask.key_keep), mask, bias)
+
+    def init_state(
+        self,
+        batch_size: int,
+        max_len: int,
+        *,
+        num_kv_heads: int | None = None,
+        value_dim: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> State:
+        """An empty state for causal self-attention over at most ``max_len`` tokens.
+
+        Raises:
+            ValueError: if the mechanism cannot work token by token.
+        """
+        self.require("streaming", "step")
+        groups = self.num_heads if num_kv_heads is None else num_kv_heads
+        with torch.no_grad():
+            probe = self.prepare_keys(torch.zeros(1, groups, 1, self.head_dim, dtype=dtype, device=device))
+        k = probe.new_zeros(batch_size, probe.shape[1], max_len, probe.shape[3])
+        width = self.head_dim if value_dim is None else value_dim
+        return KVState(k, probe.new_zeros(batch_size, groups, max_len, width), None, 0)
+
+    def memory(self, k: Tensor, v: Tensor, mask: Mask | None = None) -> State:
+        """Fixed keys for cross-attention: what can be made of them is made here, once.
+
+        Args:
+            k: [B, G, S, D].
+            v: [B, G, S, Dv].
+            mask: its ``key_keep`` is stored; ``pair_keep`` belongs to each ``step``.
+        """
+        mask = as_mask(mask)
+        self.require("cross", "memory")
+        if mask.causal or mask.pair_keep is not None or mask.segments is not None:
+            raise ValueError(f"{type(self).__name__}.memory takes key_keep only; give pair_keep to step")
+        mask.check(k.shape[0], self.num_heads, 1, k.shape[2])
+        return KVState(self.prepare_keys(_hide(k, mask.key_keep)), _hide(v, mask.key_keep), mask.key_keep, k.shape[2])
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
+        state: State,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+    ) -> tuple[Tensor, State]:
+        """Attends from t new tokens: self-attention with k and v given, cross-attention without.
+
+        Self-attention by steps is causal by nature, with or without ``mask.causal``. Prefixes are padded
+        on the left.
+
+        Args:
+            q: [B, H, t, D].
+            k: the new keys [B, G, t, D], or None on a ``memory``.
+            v: the new values [B, G, t, Dv], or None on a ``memory``.
+            state: from ``init_state``, ``memory`` or the last ``step``; used up by the call.
+            mask: ``key_keep`` [B, t] covers the new keys; ``pair_keep`` covers all so far.
+            bias: covers all keys so far.
+
+        Returns:
+            [B, H, t, Dv] and the next state.
+        """
+        mask = as_mask(mask)
+        if mask.segments is not None:
+            raise ValueError(f"{type(self).__name__}.step takes no mask.segments: a state is one sequence a row")
+        if (k is None) != (v is None):
+            raise ValueError("step takes k and v together, or neither of them on a memory")
+        if k is not None and v is not None:
+            self.require("streaming", "step")
+            Mask(key_keep=mask.key_keep).check(q.shape[0], self.num_heads, q.shape[2], k.shape[2])
+            k, v = _hide(k, mask.key_keep), _hide(v, mask.key_keep)
+            keys = self.prepare_keys(k)
+            tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, v, state.k, state.v))
+            state = state.append(keys, v, mask.key_keep, copy=tracked)
+        elif mask.causal or mask.key_keep is not None:
+            raise ValueError("step on a memory takes neither causal nor key_keep: the memory holds its key_keep")
+        keep = None if state.keep is None else state.keep[:, : state.used]
+        mask = Mask(causal=k is not None, key_keep=keep, pair_keep=mask.pair_keep)
+        keys, values = state.k[:, :, : state.used], state.v[:, :, : state.used]
+        self.check_call(q, None, values, mask, bias)
+        return self._attend(q, keys, values, mask, bias), state
+
+    def _attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
+        # The one place that every call passes, whole or by steps: record() listens here.
+        if q.shape[2] == 0 or v.shape[2] == 0:
+            return v.new_zeros(*q.shape[:3], v.shape[3])
+        out = self.attend(q, keys, v, mask, bias)
+        rows = mask.rows_with_keys(q.shape[2], v.shape[2], q.device)
+        return out if rows is None else out.masked_fill(~rows[..., None], 0)
+
+    def require(self, trait: str, argument: str) -> None:
+        """Raises ``ValueError``, with the reason, if a trait that ``argument`` needs is denied."""
+        if not getattr(self.traits, trait):
+            reason = self.reasons.get(trait, f"it is not {trait}")
+            raise ValueError(f"{type(self).__name__} does not take {argument}: {reason}")
+
+    def check_call(self, q: Tensor, k: Tensor | None, v: Tensor, mask: Mask, bias: Bias | None) -> None:
+        """Raises ``ValueError`` unless shapes fit and everything given can be honoured (k None: prepared)."""
+        name = type(self).__name__
+        k_shape = (*v.shape[:3], self.head_dim) if k is None else tuple(k.shape)
+        if q.dim() != 4 or len(k_shape) != 4 or v.dim() != 4:
+            raise ValueError(
+                f"{name} takes q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv]; "
+                f"got {tuple(q.shape)}, {k_shape}, {tuple(v.shape)}"
+            )
+        batch, heads, queries, width = q.shape
+        groups, keys = v.shape[1:3]
+        if heads != self.num_heads or width != self.head_dim:
+            raise ValueError(
+                f"{name} was built for num_heads={self.num_heads}, head_dim={self.head_dim}; q has {heads} and {width}"
+            )
+        if k_shape != (batch, groups, keys, width):
+            raise ValueError(f"{name}: k {k_shape} does not fit q {tuple(q.shape)} and v {tuple(v.shape)}")
+        if groups < 1 or heads % groups:
+            raise ValueError(
+                f"{name}: the number of query heads, {heads}, is no multiple of the key/value heads, {groups}"
+            )
+        if groups != heads:
+            self.require("grouped", f"{groups} key/value heads for {heads} query heads")
+        mask.check(batch, heads, queries, keys)
+        self.require("causal" if mask.causal else "bidirectional", f"mask.causal={mask.causal}")
+        if queries != keys:
+            self.require("rectangular", f"{queries} queries for {keys} keys")
+        for trait, part in (("key_keep", "key_keep"), ("pair_keep", "pair_keep"), ("pair_keep", "segments")):
+            if getattr(mask, part) is not None:
+                self.require(trait, f"mask.{part}")
+        if bias is not None:
+            self.require("bias", "bias")
+            self._check_bias(bias, batch, queries, keys)
+
+    def _check_bias(self, bias: Bias, batch: int, queries: int, keys: int) -> None:
+        values = bias.values if isinstance(bias, OffsetBias) else bias
+        if not values.is_floating_point():
+            raise ValueError(f"bias must be floating point, got {values.dtype}; what hides a key is a mask, boolean")
+        if isinstance(bias, OffsetBias):
+            expected = (self.num_heads, max(0, queries + keys - 1))
+            if tuple(values.shape) != expected:
+                raise ValueError(f"OffsetBias must be [H, T + S - 1] = {expected}, got {tuple(values.shape)}")
+        else:
+            check_pair_shape("bias", bias, batch, self.num_heads, queries, keys)
+
+
+def _hide(x: Tensor, key_keep: Tensor | None) -> Tensor:
+    return x if key_keep is None else x.masked_fill(~key_keep[:, None, :, None], 0)

@@ -1,0 +1,1 @@
+"""One paper, one file. A mechanism imports kernels, never another mechanism."""

@@ -1,0 +1,92 @@
+"""What a mechanism carries from step to step while decoding.
+
+Letters: B batch, G key/value heads, Dv value width.
+"""
+
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+
+class KVState(NamedTuple):
+    """Keys and values so far, in buffers with room for ``max_len`` of them.
+
+    ``step`` writes into the buffers in place, so a state that went into ``step`` is used up: to branch,
+    copy first (``reorder`` does).
+
+    Attributes:
+        k: prepared keys [B, G, max_len, width].
+        v: values [B, G, max_len, Dv].
+        keep: bool [B, max_len], False at padding; None while nothing was padded.
+        used: how many slots are filled, the same for each row.
+    """
+
+    k: Tensor
+    v: Tensor
+    keep: Tensor | None
+    used: int
+
+    @property
+    def length(self) -> Tensor:
+        """Real tokens so far, int64 [B]: the position of the next one."""
+        if self.keep is None:
+            return torch.full((self.k.shape[0],), self.used, device=self.k.device)
+        return self.keep[:, : self.used].sum(1)
+
+    def append(self, k: Tensor, v: Tensor, key_keep: Tensor | None, *, copy: bool = False) -> "KVState":
+        """Writes t new keys and values.
+
+        Args:
+            k: prepared keys [B, G, t, width].
+            v: [B, G, t, Dv].
+            key_keep: bool [B, t], False at padding; None if all are real.
+            copy: write into a copy of the buffers, which autograd needs: it keeps the old ones as they were.
+
+        Raises:
+            ValueError: when they do not fit.
+        """
+        if k.shape[0] != self.k.shape[0]:
+            raise ValueError(
+                f"the state holds {self.k.shape[0]} rows, {k.shape[0]} came; reorder() picks rows of a state"
+            )
+        end, capacity = self.used + k.shape[2], self.k.shape[2]
+        if end > capacity:
+            raise ValueError(
+                f"the state is full: it holds {self.used} of max_len={capacity} tokens and {k.shape[2]} more came; "
+                f"make it with a larger max_len"
+            )
+        keep = self.keep
+        if keep is None and key_keep is not None:
+            keep = torch.ones(k.shape[0], capacity, dtype=torch.bool, device=k.device)
+        elif keep is not None and key_keep is None:
+            key_keep = keep.new_ones(k.shape[0], k.shape[2])
+        buffers = [self.k.clone(), self.v.clone()] if copy else [self.k, self.v]
+        buffers[0][:, :, self.used : end] = k
+        buffers[1][:, :, self.used : end] = v
+        if keep is not None and key_keep is not None:
+            keep[:, self.used : end] = key_keep
+        return KVState(buffers[0], buffers[1], keep, end)
+
+
+State = KVState
+"""What ``step`` carries from call to call: a named tuple whose tensors have the batch first."""
+
+
+S = TypeVar("S", bound=tuple[Any, ...])
+
+
+def reorder(state: S, rows: Tensor) -> S:
+    """Picks rows of a state, for beam search: row ``b`` of the result is row ``rows[b]`` of ``state``.
+
+    Args:
+        state: any mechanism's state, or a named tuple of states.
+        rows: int64 [B'], indices into the batch; one row may be picked many times.
+    """
+
+    def pick(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.index_select(0, rows)
+        return reorder(part, rows) if isinstance(part, tuple) else part
+
+    return cast(S, type(state)._make(map(pick, state)))  # type: ignore[attr-defined]
