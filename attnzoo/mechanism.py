@@ -84,9 +84,7 @@ class Mechanism(nn.Module):
     *fact of the site* - ``causal, max_len, grid, prefix_tokens, layer, num_kv_heads`` - is filled in by the
     shell where the signature names it and the user left it None.
 
-    Class attributes:
-        traits: what it can do.
-        reasons: for a trait that is denied, why, and what could serve instead.
+    ``traits`` say what a class can do; ``reasons``, for a trait that is denied, why, and what could serve instead.
 
     Raises:
         ValueError: if ``dropout`` is outside [0, 1).

@@ -84,8 +84,7 @@ def _listen(mechanism: Mechanism, calls: list[Call]) -> Callable[..., Tensor]:
 
     def listening(q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
         heads = attend(q, keys, v, mask, bias)
-        # A state is written in place by the next step, so what was read now is copied.
-        q, keys, v = (tensor.detach().clone() for tensor in (q, keys, v))
+        q, keys, v = q.detach(), keys.detach(), v.detach()
         calls.append(Call(mechanism, q, keys, v, mask, _detach(bias), heads.detach()))
         return heads
 

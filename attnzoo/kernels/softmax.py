@@ -14,7 +14,6 @@ def masked_softmax(scores: Tensor, visible: Tensor | None) -> Tensor:
     wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
     if visible is None:
         return wide.softmax(-1).to(scores.dtype)
-    # A row of -inf alone would be NaN, in the gradient even if it is overwritten: such rows stay finite.
-    empty = ~visible.any(-1, keepdim=True)
-    weights = wide.masked_fill(~(visible | empty), -torch.inf).softmax(-1)
+    # A row without a visible key is NaN for a moment; both fills keep that from the result and the gradients.
+    weights = wide.masked_fill(~visible, -torch.inf).softmax(-1)
     return weights.masked_fill(~visible, 0).to(scores.dtype)

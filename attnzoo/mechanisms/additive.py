@@ -79,24 +79,23 @@ class Additive(Mechanism):
         terms = bias.dense(queries) if isinstance(bias, OffsetBias) else bias
         visible, terms = _four(visible), _four(terms)
 
-        def rows(query: Tensor, keep: Tensor | None, add: Tensor | None) -> Tensor:
-            pairs = torch.tanh(query[:, :, :, None] + keys[:, :, None])
-            scores = (pairs @ self.score_weight[:, None, :, None])[..., 0]
-            if add is not None:
-                scores = scores + add.to(scores.dtype)
-                keep = add > -torch.inf if keep is None else keep & (add > -torch.inf)
-            weights = masked_softmax(scores, keep)
-            return nn.functional.dropout(weights, self.dropout, self.training) @ v
-
         chunk = max(1, CHUNK_ELEMENTS // max(1, batch * heads * length * keys.shape[-1]))
         if chunk >= queries:
-            return rows(projected, visible, terms)
+            return self._rows(projected, keys, v, visible, terms)
         parts = []
         for start in range(0, queries, chunk):
             part = slice(start, start + chunk)
-            args = projected[:, :, part], _rows(visible, part), _rows(terms, part)
-            parts.append(checkpoint(rows, *args, use_reentrant=False))
+            args = projected[:, :, part], keys, v, _part(visible, part), _part(terms, part)
+            parts.append(checkpoint(self._rows, *args, use_reentrant=False))
         return torch.cat(parts, dim=2)
+
+    def _rows(self, query: Tensor, keys: Tensor, v: Tensor, keep: Tensor | None, terms: Tensor | None) -> Tensor:
+        pairs = torch.tanh(query[:, :, :, None] + keys[:, :, None])
+        scores = (pairs @ self.score_weight[:, None, :, None])[..., 0]
+        if terms is not None:
+            scores = scores + terms.to(scores.dtype)
+            keep = terms > -torch.inf if keep is None else keep & (terms > -torch.inf)
+        return nn.functional.dropout(masked_softmax(scores, keep), self.dropout, self.training) @ v
 
     def explain(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> str:
         """Says in how many chunks the queries are taken."""
@@ -109,6 +108,6 @@ def _four(x: Tensor | None) -> Tensor | None:
     return x[None, None] if x is not None and x.dim() == 2 else x
 
 
-def _rows(x: Tensor | None, part: slice) -> Tensor | None:
+def _part(x: Tensor | None, part: slice) -> Tensor | None:
     # A mask of padding alone has one row that serves all queries.
     return x if x is None or x.shape[2] == 1 else x[:, :, part]

@@ -5,6 +5,7 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_a_spec_there_and_back(name: str) -> None:
 def test_a_factory_as_the_command_line_makes_it() -> None:
     """jsonargparse hands over a partial with the class among its arguments and the options as keywords."""
 
-    def instantiate(cls: type[Mechanism], heads: int, width: int, **options: Any) -> Mechanism:
+    def instantiate(cls: Callable[..., Mechanism], heads: int, width: int, **options: Any) -> Mechanism:
         return cls(heads, width, **options)
 
     factory = functools.partial(instantiate, Local, window=7)
@@ -117,6 +118,12 @@ def test_a_factory_as_the_command_line_makes_it() -> None:
     attn = MultiheadAttention(16, 2, factory)
     assert isinstance(attn.mechanism, Local)
     assert attn.mechanism.window == 7
+    # The options that were given last are the ones that count.
+    outer = functools.partial(instantiate, functools.partial(Local, window=5, dropout=0.1), window=7)
+    assert spec(outer)["init_args"] == {"window": 7, "dropout": 0.1}
+    made = outer(2, 8)
+    assert isinstance(made, Local)
+    assert (made.window, made.dropout) == (7, 0.1)
 
 
 def test_a_spec_without_options() -> None:

@@ -232,3 +232,26 @@ def test_places_that_do_not_fit_the_tokens(shape: tuple[int, ...]) -> None:
     attn = MultiheadAttention(8, 2, position=Rotary(4))
     with pytest.raises(ValueError, match="positions"):
         attn(torch.randn(2, 3, 8), positions=torch.zeros(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("form", ["offset", "dense"])
+def test_relative_terms_and_a_given_bias_are_added(form: str) -> None:
+    """Both act, in a whole call and by steps, whichever form the given one has."""
+    position = RelativeBias(2, 3)
+    nn.init.normal_(position.table)
+    attn = MultiheadAttention(8, 2, position=position, causal=True).eval()
+    bare = MultiheadAttention(8, 2, causal=True).eval()
+    bare.load_state_dict(attn.state_dict(), strict=False)
+    x, own = torch.randn(2, 5, 8), position(5, 5)
+    given = OffsetBias(torch.randn(2, 9))
+    bias = given if form == "offset" else given.dense(5)
+    expected = bare(x, bias=OffsetBias(own.values + given.values))
+    torch.testing.assert_close(attn(x, bias=bias), expected, atol=1e-5, rtol=0)
+    state, parts = attn.init_state(2, 5), []
+    for t in range(5):
+        # One query at place t sees keys 0..t: offsets -t..0, which are entries 4 - t..4.
+        row = given.values[:, 4 - t : 5]
+        new = OffsetBias(row) if form == "offset" else row[None, :, None]
+        out, state = attn.step(x[:, t : t + 1], state, bias=new)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=0)

@@ -1,0 +1,64 @@
+# The commands of the project; `make help` lists them.
+# Variables are exported and read from the environment, never pasted into a shell line.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+export EXP ATTENTION ARGS IMAGE CKPT OUT INVERT FIGURE
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.installed
+RUN := $(BIN)/python -m experiments.make
+
+.PHONY: help setup train classify export test test-slow golden check format reproduce docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo '  make train EXP=vit ATTENTION=Local ARGS="--model.attention.window=5 --trainer.max_epochs=3"'
+
+setup: $(READY) ## make .venv and install everything into it (once; also done by each target that needs it)
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable '.[experiments,dev,bench]'
+	@if [ -d .git ]; then $(BIN)/pre-commit install >/dev/null; fi
+	@touch $@
+
+train: $(READY) ## train and test: EXP=preset [ATTENTION=name] [ARGS="--option=value"]; without EXP lists the presets
+	@$(RUN) train
+
+classify: $(READY) ## what is in a picture: IMAGE=file [CKPT=checkpoint] [INVERT=true] [OUT=attention.png]
+	@$(RUN) classify
+
+export: $(READY) ## a model as .pt2 and .onnx: [CKPT=checkpoint] [OUT=folder]
+	@$(RUN) export
+
+test: $(READY) ## the tests, under five minutes
+	$(BIN)/python -m pytest
+
+test-slow: $(READY) ## the tests that take longer
+	$(BIN)/python -m pytest -m slow
+
+golden: $(READY) ## measure the first losses of each experiment anew (read the difference before you commit it)
+	$(BIN)/python -m pytest tests/golden --rewrite-golden
+
+check: $(READY) ## format, lint, spelling, types, generated docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+	$(BIN)/mypy
+	$(BIN)/python -m attnzoo --check docs/catalogue.md
+
+format: $(READY) ## put the code into its form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+reproduce: $(READY) ## measure a figure of docs/RESULTS.md: FIGURE=name; goes on where it was stopped
+	@$(BIN)/python -m benchmarks
+
+docs: $(READY) ## generate docs/catalogue.md
+	$(BIN)/python -m attnzoo --write docs/catalogue.md
+
+clean: ## remove caches (not .venv, not runs)
+	rm -rf .pytest_cache .ruff_cache .mypy_cache build dist
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Re-measures the figures of docs/RESULTS.md."""

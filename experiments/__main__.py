@@ -1,0 +1,68 @@
+"""`python -m experiments COMMAND ...`: trains, tests and uses the experiments."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+
+from experiments.training.usage import UsageError, nearest, presets, short
+from experiments.training.words import resolve_configs
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "fit": ("experiments.training.commands:fit", "train, test the best checkpoint, say what comes next"),
+    "test": ("experiments.training.commands:test", "test a checkpoint: --ckpt_path=PATH"),
+    "classify": ("experiments.vision.predict:classify", "name what is in a picture: --image=FILE"),
+    "export": ("experiments.vision.predict:export", "write a model as .pt2 and .onnx"),
+}
+"""Command -> ("module:function", line of help). The function takes arguments and gives the exit status."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns 0 for done, 1 failed, 2 not understood, 128 + n stopped by signal n.
+
+    Args:
+        argv: words after the program name; those of the process where None.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    command, *rest = arguments
+    if command not in COMMANDS:
+        near = nearest(command, COMMANDS)
+        return _fail(f"{command!r} is no command.{near}\nCommands: {', '.join(COMMANDS)}", 2)
+    try:
+        # A wrong preset is answered before anything heavy is imported.
+        resolve_configs(rest)
+        return _function(COMMANDS[command][0])(rest)
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except (ValueError, OSError) as error:
+        return _fail(str(error), 1)
+    except KeyboardInterrupt:
+        return _fail("stopped at once; the last checkpoint that was written stands", 130)
+
+
+def overview() -> str:
+    """Commands and presets."""
+    lines = ["usage: python -m experiments COMMAND [options]", "", "commands (COMMAND --help says more):"]
+    lines += [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "presets (for example: fit --config=vit --model.attention=Local):"]
+    lines += [f"  {name:<24}{text}" for name, text in presets().items()]
+    return "\n".join(lines)
+
+
+def _function(target: str) -> Callable[[list[str]], int]:
+    module, _, name = target.partition(":")
+    found: Callable[[list[str]], int] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"error: {short(message)}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

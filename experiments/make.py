@@ -1,0 +1,64 @@
+"""`python -m experiments.make TARGET`: turns the variables of make into the words of a command.
+
+The Makefile exports EXP, ATTENTION, ARGS and the like; they are read here from the environment and never pasted
+into a shell line, so that spaces, quotes and semicolons in them mean nothing to a shell.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+
+from experiments.__main__ import main as run
+from experiments.training.usage import nearest, presets
+
+TARGETS = {
+    "train": {"EXP": "--config", "ATTENTION": "--model.attention"},
+    "classify": {"IMAGE": "--image", "CKPT": "--ckpt", "INVERT": "--invert", "OUT": "--out"},
+    "export": {"CKPT": "--ckpt", "OUT": "--out"},
+}
+"""Target -> variable -> option."""
+
+REQUIRED = {"classify": "IMAGE"}
+
+
+def words(target: str, environment: Mapping[str, str]) -> list[str]:
+    """The command of a target: variables that are set become options, ARGS is split as a shell splits words.
+
+    Example:
+        >>> words("train", {"EXP": "vit", "ATTENTION": "Local", "ARGS": "--trainer.max_epochs=3"})
+        ['fit', '--config=vit', '--model.attention=Local', '--trainer.max_epochs=3']
+    """
+    options = [f"{option}={environment[name]}" for name, option in TARGETS[target].items() if environment.get(name)]
+    return ["fit" if target == "train" else target, *options, *shlex.split(environment.get("ARGS", ""))]
+
+
+def main(target: str, environment: Mapping[str, str]) -> int:
+    """Runs a target; returns the exit status."""
+    if target == "train" and not environment.get("EXP"):
+        print('make train EXP=PRESET [ATTENTION=NAME] [ARGS="--option=value ..."]\n\npresets:')
+        for name, text in presets().items():
+            print(f"  {name:<24}{text}")
+        return 0
+    required = REQUIRED.get(target)
+    if required and not environment.get(required):
+        print(
+            f"error: make {target} needs {required}=, for example: make {target} {required}=digit.png", file=sys.stderr
+        )
+        return 2
+    if target == "train" and environment["EXP"] not in presets():
+        known = ", ".join(presets())
+        print(f"error: EXP={environment['EXP']} is no preset.{nearest(environment['EXP'], presets())}", file=sys.stderr)
+        print(f"Presets: {known}", file=sys.stderr)
+        return 2
+    try:
+        return run(words(target, environment))
+    except ValueError as error:  # ARGS with a quote that is not closed
+        print(f"error: ARGS={environment.get('ARGS')!r}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], os.environ))

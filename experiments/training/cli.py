@@ -1,0 +1,265 @@
+"""The command line of `fit` and `test`: options from presets, the types of the classes, and what makes a run.
+
+LightningCLI with these changes: abbreviations are off; errors are three lines; model and data are chosen by
+the config and their options are checked against their signatures; checkpoint and EMA are options by name, so
+that a config laid over another changes one key and keeps the rest; each run has a folder of its own; a
+checkpoint whose options differ from those given is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from jsonargparse import ArgumentError, DefaultHelpFormatter
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from experiments.training import saved, specs
+from experiments.training.checkpoints import BestAndLast, WholeFiles
+from experiments.training.complaints import complain, innermost
+from experiments.training.console import Report, parameter_count
+from experiments.training.ema import Ema, EmaWeights
+from experiments.training.loggers import CsvRows
+from experiments.training.module import Experiment
+from experiments.training.resuming import refuse_differences, run_config
+from experiments.training.runs import RunFolder, RunOptions, commit, newest_last
+from experiments.training.throughput import Throughput
+from experiments.training.usage import UsageError
+from experiments.training.wandb_rows import WandbRows
+from experiments.training.words import help_of_config, resolve_configs, value_of
+
+FIT = """Trains, tests the best checkpoint, prints the figures and what comes next.
+
+  --config=vit                       a preset, or a file; a second one is laid over the first
+  --model.attention=Local            another mechanism; --model.attention.help=Local is its manual
+  --model.attention.window=9         its options
+  --model.optim.lr=3e-4              --config=vit --model.help lists the options of the model,
+  --data.batch_size=32               --config=vit --data.help those of the data
+  --trainer.max_epochs=3
+  --ckpt_path=last                   goes on with the newest run
+"""
+TEST = """Tests a checkpoint: --ckpt_path=PATH, on its own data or on that given by --data.path."""
+
+FOLDER = "ATTNZOO_RUN_FOLDER"
+"""Environment variable by which the processes that Lightning starts find the folder of the first one."""
+
+DECIDED = (
+    "logger", "default_root_dir", "enable_model_summary", "enable_autolog_hparams", "enable_checkpointing",
+    "use_distributed_sampler", "reload_dataloaders_every_n_epochs", "fast_dev_run", "overfit_batches",
+    "barebones", "model_registry",
+)  # fmt: skip
+"""Options of the Trainer that are settled here, or that would bypass run folder, loggers or loader."""
+
+
+class Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Help that leaves the description as it is written."""
+
+
+class ExperimentCLI(LightningCLI):
+    """Parses and makes model, data, trainer and run folder; the commands do the rest.
+
+    Args:
+        words: the command line after the command.
+        resume: whether --ckpt_path means going on with a run (`fit`) or using its weights (`test`).
+    """
+
+    def __init__(self, words: list[str], *, resume: bool) -> None:
+        words, preset = resolve_configs(words)
+        self.words = help_of_config(words)
+        self.resume = resume
+        self.default_preset = preset
+        self.folder: RunFolder | None = None
+        self.checkpoint: Path | None = None
+        self.ema: EmaWeights | None = None
+        super().__init__(
+            Experiment,
+            pl.LightningDataModule,
+            save_config_callback=None,
+            seed_everything_default=0,
+            parser_kwargs={
+                "allow_abbrev": False,
+                "exit_on_error": False,
+                "prog": f"python -m experiments {'fit' if resume else 'test'}",
+                "description": FIT if resume else TEST,
+                "formatter_class": Formatter,
+            },
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            args=[],
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Options of trainer, model and data; what the run folder decides is no option."""
+        parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True, skip=set(DECIDED))
+        parser.set_defaults({"trainer.log_every_n_steps": 1, "trainer.num_sanity_val_steps": 0})
+        parser.add_lightning_class_args(Experiment, "model", subclass_mode=True, required=False)
+        parser.add_lightning_class_args(pl.LightningDataModule, "data", subclass_mode=True, required=False)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Options beside model, data and trainer."""
+        parser.add_argument(
+            "--ckpt_path", type=str | None, default=None,
+            help="checkpoint to go on from (fit) or to test: a path, or `last` for that of the newest run",
+        )  # fmt: skip
+        parser.add_class_arguments(RunOptions, "run")
+        parser.add_lightning_class_args(BestAndLast, "checkpoint")
+        parser.add_argument("--ema", type=Ema | None, default=None, help="averaging of weights, off by default")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the words; with --ckpt_path and no --config, over the options of that run."""
+        path = value_of(self.words, "--ckpt_path")
+        alone = path not in (None, "last", "null") and value_of(self.words, "--config") is None
+        try:
+            start = parser.parse_object(run_config(Path(str(path)), self.resume)) if alone else None
+            self.config = parser.parse_args(self.words, namespace=start)
+        except ArgumentError as error:
+            raise complain(str(error), parser, self.words) from error
+        for key in ("model", "data"):
+            if self.config.get(key) is None:
+                raise UsageError(f"There is no {key}. Choose a preset by --config=NAME, or give --ckpt_path=PATH.")
+        run = self.config["run"]
+        run["preset"] = run["preset"] or self.default_preset
+
+    def instantiate_classes(self) -> None:
+        """Make model and data, find the checkpoint and the folder, make the trainer."""
+        try:
+            self.config_init = self.parser.instantiate(self.config)
+        except ValueError as error:
+            # jsonargparse wraps what a class has said into a list of types that did not fit.
+            raise ValueError(innermost(str(error))) from error
+        self.model, self.datamodule = self.config_init["model"], self.config_init["data"]
+        self.options: RunOptions = self.config_init["run"]
+        if hasattr(self.datamodule, "order_seed"):
+            self.datamodule.order_seed = self.config["seed_everything"]
+        wanted = self.config["ckpt_path"]
+        if wanted is not None:
+            self.checkpoint = newest_last(self.options) if wanted == "last" else Path(wanted)
+            self.content = saved.read(self.checkpoint)
+            if not self.options.override_ckpt:
+                refuse_differences(self.checkpoint, self.content, self.model, self.datamodule, self.resume)
+        self.trainer = self.instantiate_trainer()
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """A trainer that writes to the run folder."""
+        config = {**self.config_init["trainer"], **kwargs}
+        given = config.pop("callbacks", None) or []
+        callbacks = [*(given if isinstance(given, list) else [given])]
+        plugins = config.pop("plugins", None) or []
+        plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeFiles()]
+        loggers: list[Any] = []
+        root = Path(self.options.root)
+        if self.resume:
+            self.folder, done = self._open_folder()
+            root = self.folder.path
+            self.keeper: BestAndLast = self.config_init["checkpoint"]
+            self.keeper.folder = self.folder.checkpoints
+            self.throughput = Throughput()
+            callbacks += [self.throughput, Report(self.options.preset or "run", str(root)), self.keeper]
+            if self.config_init["ema"] is not None:
+                callbacks.append(EmaWeights(self.config_init["ema"]))
+            loggers.append(CsvRows(self.folder.metrics, done))
+            if self.options.wandb:
+                loggers.append(self._wandb())
+        config |= {
+            "callbacks": callbacks,
+            "plugins": plugins,
+            "logger": loggers,
+            "default_root_dir": str(root),
+        }
+        config |= {
+            "enable_model_summary": False,
+            "enable_autolog_hparams": False,
+            "use_distributed_sampler": False,
+        }
+        if not self.resume:
+            config["enable_progress_bar"] = False
+        try:
+            return pl.Trainer(**config)
+        except (ValueError, MisconfigurationException) as error:
+            if self.folder is not None and self.checkpoint is None:
+                shutil.rmtree(self.folder.path)
+            raise ValueError(str(error)) from error
+
+    @property
+    def mechanism(self) -> str:
+        """Name of the mechanism chosen by --model.attention, `none` where a task has no such option."""
+        spec = specs.describe(self.model)["init_args"].get("attention")
+        return "none" if spec is None else str(spec["class_path"]).rpartition(".")[2]
+
+    def _open_folder(self) -> tuple[RunFolder, int]:
+        step = 0 if self.checkpoint is None else int(self.content["global_step"])
+        if rank_zero_only.rank > 0:
+            if FOLDER not in os.environ:
+                raise ValueError(
+                    "Several processes must be started by --trainer.devices=N, so that all write to one folder; "
+                    "this one was started from outside."
+                )
+            return RunFolder(Path(os.environ[FOLDER])), step
+        folder, step = self._find_folder(step)
+        os.environ[FOLDER] = str(folder.path)
+        return folder, step
+
+    def _find_folder(self, step: int) -> tuple[RunFolder, int]:
+        if self.checkpoint is not None:
+            folder = RunFolder.of_checkpoint(self.checkpoint)
+            if folder is not None:
+                self._keep_config(folder, step)
+                return folder, step
+        words = self.options.name or f"{self.mechanism.lower()}-seed{self.config['seed_everything']}"
+        folder = RunFolder.create(self.options, words)
+        folder.config.write_text(self.dump(), encoding="utf-8")
+        return folder, 0
+
+    def _keep_config(self, folder: RunFolder, step: int) -> None:
+        """Where options have changed, let `config.yaml` tell those of now, and keep the others beside it."""
+        now = self.dump()
+        if now != folder.config.read_text(encoding="utf-8"):
+            folder.config.rename(folder.path / f"config-to-step-{step}.yaml")
+            folder.config.write_text(now, encoding="utf-8")
+
+    def dump(self) -> str:
+        """All options as YAML, from which the run can be repeated."""
+        config = self.config.clone()
+        config["ckpt_path"] = None
+        config.pop("config", None)
+        return self.parser.dump(config, skip_unset=False)
+
+    def _wandb(self) -> WandbRows:
+        assert self.folder is not None
+        preset = self.options.preset or "run"
+        seed = self.config["seed_everything"]
+        data = type(self.datamodule).__name__
+        return WandbRows(
+            self.folder.path,
+            name=f"{preset}-{self.mechanism.lower()}-s{seed}-{self.folder.path.name[:4]}",
+            group=f"{preset} {data}",
+            tags=[self.model.task, self.mechanism],
+            config=lambda: twin(self.model, self.datamodule, preset, self.mechanism, seed),
+        )
+
+
+def twin(model: Experiment, data: pl.LightningDataModule, preset: str, mechanism: str, seed: int) -> dict[str, Any]:
+    """Short flat options for comparing runs; names of at most three parts."""
+    flat: dict[str, Any] = {
+        "task": model.task, "preset": preset, "data": type(data).__name__, "attention": mechanism,
+        "seed": seed, "git/commit": commit(),
+    }  # fmt: skip
+    if model.network is not None:
+        flat["params/total"] = parameter_count(model.network)
+    for name, value in specs.describe(model)["init_args"].items():
+        if name == "optim":
+            flat |= {f"optim/{key}": item for key, item in value.items()}
+        elif name == "attention" and value is not None:
+            flat |= {f"attention/{key}": item for key, item in value["init_args"].items()}
+        else:
+            flat[f"model/{name}"] = value
+    return flat | {f"data/{name}": value for name, value in specs.describe(data)["init_args"].items()}

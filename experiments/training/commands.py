@@ -1,0 +1,145 @@
+"""The commands `fit` and `test`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from experiments.training import console, pictures, runs, saved
+from experiments.training.checkpoints import Stopped
+from experiments.training.cli import ExperimentCLI
+from experiments.training.module import Experiment
+from experiments.training.usage import python
+from experiments.training.wandb_rows import WandbRows
+
+
+def fit(argv: list[str]) -> int:
+    """Train, test the best checkpoint, print the figures and what comes next.
+
+    Args:
+        argv: options, such as `--config=vit --model.attention=Local`.
+
+    Returns:
+        Exit status; 128 + n after signal n.
+    """
+    console.quieten()
+    console.speak()
+    cli = ExperimentCLI(argv, resume=True)
+    started = time.monotonic()
+    wandb = next((logger for logger in cli.trainer.loggers if isinstance(logger, WandbRows)), None)
+    status = "failed"
+    try:
+        _train(cli)
+        tested = _test_best(cli)
+        status = "finished"
+    except Stopped as stop:
+        status = "stopped"
+        print(
+            f"{stop}; go on with: {python()} -m experiments fit --ckpt_path={cli.keeper.last_path}",
+            file=sys.stderr,
+        )
+        return 128 + stop.number
+    finally:
+        seconds = time.monotonic() - started
+        if status != "finished":
+            _record(cli, status, seconds, {})
+        if wandb is not None and status != "finished":
+            wandb.finish(exit_code=1)
+    results = _record(cli, status, seconds, tested)
+    if not cli.trainer.is_global_zero:
+        return 0
+    assert cli.folder is not None
+    files = pictures.save_pictures(cli.model, cli.datamodule, cli.folder.figures)
+    following = _next_commands(cli, wandb)
+    if wandb is not None:
+        wandb.log_figures(files, cli.trainer.global_step)
+        wandb.summarise({"best/score": cli.keeper.best_score, "best/step": cli.keeper.best_step, **tested})
+        wandb.finish(exit_code=0)
+    shown = {**tested, "seconds": results["seconds"]}
+    console.say(console.results(shown, following))
+    return 0
+
+
+def test(argv: list[str]) -> int:
+    """Test a checkpoint, on its own data or on that given by --data.path.
+
+    Args:
+        argv: `--ckpt_path=PATH` and options.
+
+    Returns:
+        Exit status.
+    """
+    console.quieten()
+    console.speak()
+    cli = ExperimentCLI(argv, resume=False)
+    if cli.checkpoint is None:
+        raise ValueError("test needs --ckpt_path=PATH, such as runs/<preset>/<run>/checkpoints/best.ckpt.")
+    model = saved.rebuild_model(Experiment, cli.content)
+    values = _test(cli.trainer, model, cli.datamodule)
+    console.say(console.results(values, []))
+    return 0
+
+
+def _train(cli: ExperimentCLI) -> None:
+    try:
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.checkpoint)
+    except MisconfigurationException as error:
+        raise ValueError(str(error)) from error
+
+
+def _test_best(cli: ExperimentCLI) -> dict[str, float]:
+    """Load the best weights, or the last ones where no validation took place, and test them."""
+    best = cli.keeper.best_path or cli.keeper.last_path
+    if best is not None and best.is_file():
+        cli.model.load_state_dict(saved.read(best)["state_dict"])
+    return _test(cli.trainer, cli.model, cli.datamodule)
+
+
+def _test(trainer: pl.Trainer, model: Experiment, data: pl.LightningDataModule) -> dict[str, float]:
+    trainer.test(model, datamodule=data, verbose=False)
+    for logger in trainer.loggers:
+        logger.save()
+    model.eval()
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
+
+
+def _record(cli: ExperimentCLI, status: str, seconds: float, tested: dict[str, float]) -> dict[str, Any]:
+    assert cli.folder is not None
+    before = cli.folder.read_results()
+    network = cli.model.network
+    results = {
+        "preset": cli.options.preset,
+        "task": cli.model.task,
+        "mechanism": cli.mechanism,
+        "seed": cli.config["seed_everything"],
+        "status": status,
+        # A run that was taken up again has cost the sum of its parts.
+        "seconds": round(seconds + before.get("seconds", 0.0), 2),
+        "steps": cli.trainer.global_step,
+        "epochs": cli.trainer.current_epoch,
+        "parameters": None if network is None else console.parameter_count(network),
+        "peak_memory_mib": runs.peak_memory_mib(),
+        f"{cli.model.unit}_per_second": cli.throughput.per_second,
+        "best_step": cli.keeper.best_step,
+        "best_val_primary": cli.keeper.best_score,
+        "versions": saved.versions(),
+        "commit": runs.commit(),
+        "metrics": tested,
+    }
+    if cli.trainer.is_global_zero:
+        cli.folder.write_results(results)
+    return results
+
+
+def _next_commands(cli: ExperimentCLI, wandb: WandbRows | None) -> list[str]:
+    best = cli.keeper.best_path or cli.keeper.last_path
+    path = shlex.quote(str(best))
+    commands = [f"{python()} -m experiments test --ckpt_path={path}", *cli.model.next_commands(path)]
+    if wandb is not None and wandb.offline_folder is not None:
+        commands.append(f"{python()} -m wandb sync {shlex.quote(str(wandb.offline_folder))}")
+    return commands

@@ -1,0 +1,195 @@
+"""Turns what jsonargparse says into what came, what was expected, and the nearest right word."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from itertools import pairwise
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from attnzoo import CATALOGUE
+from experiments.training.module import Experiment
+from experiments.training.usage import UsageError, nearest
+
+
+def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageError:
+    """The error to show for `message` of jsonargparse.
+
+    Args:
+        message: its text, often many lines.
+        parser: whose options are known.
+        argv: the words that were parsed.
+    """
+    message = relevant(message)
+    option, inner = _option(message), innermost(message)
+    unknown = re.search(r"[Uu]nrecognized arguments: *(\S+)", message)
+    if unknown and not option:
+        return _unknown_word(unknown[1], _options(parser))
+    where, said, known = (
+        (unknown and _unknown_inside(option, message, parser))
+        or _unknown_option(option, inner, message, parser)
+        or _unknown_class(option, inner, message, argv)
+        or _wrong_value(option, inner, message, argv)
+        or ("", inner, [])
+    )
+    written = any(word.partition("=")[0] == where for word in argv)
+    files = [] if written else [after for word, after in pairwise(argv) if word in ("--config", "-c")]
+    files += [] if written else [word.partition("=")[2] for word in argv if word.startswith(("--config=", "-c="))]
+    place = f" (in {', '.join(files)})" if files else ""
+    accepted = f"\nThere are: {', '.join(known)}" if known else ""
+    return UsageError(f"{said}{place}{accepted}")
+
+
+Complaint = tuple[str, str, list[str]]
+"""The option, what to say of it, and the words that would be right."""
+
+
+def _unknown_word(word: str, options: list[str]) -> UsageError:
+    name = word.partition("=")[0]
+    if not name.startswith("-"):
+        return UsageError(f"{word!r} stands alone; options begin with two dashes. Did you mean --config={word}?")
+    group = [option for option in options if option.rpartition(".")[0] == name.rpartition(".")[0]]
+    near = nearest(name, group or options)
+    return UsageError(f"{name}: there is no such option.{near}\n--help lists all options.")
+
+
+def _unknown_inside(option: str, message: str, parser: ArgumentParser) -> Complaint:
+    group, _, word = option.rpartition(".")
+    accepted = _group(parser, group.rpartition(".")[2], message)
+    return option, f"{option}: there is no such option.{nearest(word, accepted)}", accepted
+
+
+def _unknown_option(option: str, inner: str, message: str, parser: ArgumentParser) -> Complaint | None:
+    match = re.search(r"(?:Key|Option|option) '([\w.]+)'(?: is not (?:accepted|expected))?", inner)
+    if match is None:
+        return None
+    *groups, word = match[1].split(".")
+    if groups and not _top(parser, groups):
+        groups, word = [], groups[0]
+    group = re.search(r"Group '([\w.]+)'", inner)
+    accepted = _group(parser, group[1], message) if group else _accepted(message) or _top(parser, groups)
+    at = ".".join(filter(None, (option, group[1] if group else "", match[1])))
+    at = option if option.endswith(f".{word}") else at if at.startswith("--") else f"--{at}"
+    return at, f"{at}: there is no such option.{nearest(word, accepted)}", accepted
+
+
+def _unknown_class(option: str, inner: str, message: str, argv: list[str]) -> Complaint | None:
+    kinds = r"import path string: (\S+)|(No module named|Unable to import|not correspond to)"
+    match = re.search(kinds, inner)
+    if match is None:
+        return None
+    path = re.search(r"class_path '([\w.]+)'", message)
+    word = match[1] or (path[1] if path else _value(message))
+    known: list[str] = []
+    if "attention" in option:
+        known = list(CATALOGUE)
+    elif option == "--model":
+        known = _subclasses(Experiment)
+    where = _written(argv, word) or option
+    return where, f"{where}={word}: there is no such class.{nearest(word, known)}", known
+
+
+def _wrong_value(option: str, inner: str, message: str, argv: list[str]) -> Complaint | None:
+    value = re.search(r"Given value: (\S+?)\.?(?:\s|$)", message) or re.search(r"Got value: (.*)", inner)
+    nested = re.search(r"val='(.*?)'\)", message)
+    literals = ",".join(re.findall(r"Literal\[(.*?)\]", inner))
+    choices = list(dict.fromkeys(choice.strip(" '\"") for choice in literals.split(",") if choice))
+    named = re.findall(r"Expected an? <class '([\w.]+)'>", inner)
+    types = [name for name in dict.fromkeys(named) if name != "NoneType"]
+    if value is None or not (choices or types):
+        return None
+    given = nested[1] if nested else value[1]
+    where = _written(argv, given) or option
+    wanted = f"expected {'one of ' if choices else ''}{', '.join([*choices, *types])}"
+    return where, f"{where}={given}: {wanted}.{nearest(given, choices)}", []
+
+
+def innermost(message: str) -> str:
+    """What the class itself has said, out of jsonargparse's list of types that did not fit."""
+    text = relevant(message)
+    while match := re.search(r"Errors:\n\s*- (?!Expected an? )(.*)", text, re.DOTALL):
+        text = match[1]
+    text = re.sub(r"\n\s*Given value type.*", "", text, flags=re.DOTALL)
+    return re.sub(r"^(?:Problem with given class_path '[\w.]+':|Parser key \"[\w.]+\":)\s*", "", text).strip()
+
+
+def relevant(message: str) -> str:
+    """`message` without the types that the user did not mean: of a list of errors, the first that is no plain type."""
+    head, found, errors = message.partition("Errors:\n")
+    if not found:
+        return message
+    bullet = re.match(r"\s*- ", errors)
+    assert bullet is not None
+    margin = bullet[0]
+    listed, end, given = errors.partition(f"\n{margin[2:-2]}Given value type")
+    first, *others = listed.removeprefix(margin).split(f"\n{margin}")
+    kept = [first, *others] if first.startswith("Expected a") else [relevant(first)]
+    return f"{head}Errors:\n{margin}" + f"\n{margin}".join(kept) + end + given
+
+
+def _option(message: str) -> str:
+    keys = re.findall(r'Parser key "([\w.]+)"', message)
+    nested = re.search(r"NestedArg\(key='([^']*)'", message)
+    parts = keys[:1] + ([nested[1]] if nested else keys[1:2])
+    return f"--{'.'.join(parts)}" if parts else ""
+
+
+def _options(parser: ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+
+
+def _written(argv: list[str], value: str) -> str | None:
+    for word, after in zip(argv, [*argv[1:], ""], strict=True):
+        name, _, given = word.partition("=")
+        if name.startswith("--") and (given == value or (not given and after == value)):
+            return name
+    return None
+
+
+def _value(message: str) -> str:
+    match = re.search(r"Given value: (\S+)", message)
+    return match[1] if match else ""
+
+
+def _class_paths(message: str) -> list[str]:
+    return re.findall(r"class_path(?:=|': | )'([\w.]+)'", message.partition("Given value")[0])
+
+
+def _accepted(message: str) -> list[str]:
+    # The innermost class that is named is the one that does not take the option.
+    for path in reversed(_class_paths(message)):
+        found = _import(path)
+        if found is not None:
+            return [name for name in inspect.signature(found).parameters if name not in ("num_heads", "head_dim")]
+    return []
+
+
+def _top(parser: ArgumentParser, groups: list[str]) -> list[str]:
+    names = [option.removeprefix("--") for option in _options(parser)]
+    depth = len(groups)
+    return list(dict.fromkeys(name.split(".")[depth] for name in names if name.split(".")[:depth] == groups))
+
+
+def _group(parser: ArgumentParser, group: str, message: str) -> list[str]:
+    for name in _class_paths(message):
+        annotation = inspect.signature(found).parameters.get(group) if (found := _import(name)) else None
+        default = annotation.default if annotation else None
+        if dataclasses.is_dataclass(default):
+            return [field.name for field in dataclasses.fields(default)]
+    return _top(parser, group.split("."))
+
+
+def _subclasses(base: type) -> list[str]:
+    return [name for cls in base.__subclasses__() for name in (cls.__name__, *_subclasses(cls))]
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        return None

@@ -1,0 +1,69 @@
+"""From the gradients of several batches to one update: exact mean, norm before clipping, clipping."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+
+class AccumulatedLoss:
+    """Losses of the batches that make one optimiser step.
+
+    Lightning averages the batches of an accumulated step, and DDP the processes, as if all had the same size.
+    They do not: the last batch is smaller, and sentences differ in length. Here each batch is divided by the
+    size of the first one, and `correction` turns the gradient of that into the gradient of the mean over
+    everything in the step. So splitting a batch does not change the update.
+    """
+
+    def __init__(self) -> None:
+        self._unit: Tensor | None = None
+        self._loss: Tensor | float = 0.0
+        self._aux: Tensor | float | None = None
+        self._count: Tensor | int = 0
+
+    def add(self, trainer: pl.Trainer, loss_sum: Tensor, count: Tensor, aux: Tensor | None) -> Tensor:
+        """Take one batch in; returns the scalar to differentiate."""
+        if self._unit is None:
+            self._unit = count.detach().float().clamp(min=1)
+            if trainer.world_size > 1:
+                self._unit = trainer.strategy.reduce(self._unit, reduce_op="mean")
+        self._loss = self._loss + loss_sum.detach()
+        self._count = self._count + count.detach()
+        if aux is None:
+            return loss_sum / self._unit
+        self._aux = (self._aux or 0.0) + aux.detach() * count
+        return (loss_sum + aux * count) / self._unit
+
+    def correction(self, trainer: pl.Trainer) -> Tensor | float:
+        """Factor from the gradient that Lightning has accumulated to that of the mean."""
+        if trainer.accumulate_grad_batches == 1 and trainer.world_size == 1:
+            return 1.0
+        assert self._unit is not None
+        count = torch.as_tensor(self._count, dtype=torch.float32)
+        if trainer.world_size > 1:
+            count = trainer.strategy.reduce(count, reduce_op="sum")
+        return self._unit * trainer.accumulate_grad_batches * trainer.world_size / count.clamp(min=1)
+
+    def means(self, trainer: pl.Trainer) -> dict[str, float]:
+        """`train/loss`, and `train/aux` where there is one, per sample or token of the step."""
+        parts = [self._loss, self._count] + ([] if self._aux is None else [self._aux])
+        total = torch.stack([torch.as_tensor(part, dtype=torch.float32) for part in parts])
+        if trainer.world_size > 1:
+            total = trainer.strategy.reduce(total, reduce_op="sum")
+        loss, count, *aux = total.tolist()
+        names = ["train/loss", "train/aux"]
+        return {name: value / max(count, 1) for name, value in zip(names, [loss, *aux], strict=False)}
+
+
+def true_gradients(optimizer: torch.optim.Optimizer, correction: Tensor | float) -> list[torch.nn.Parameter]:
+    """Parameters that have a gradient, after `correction` was applied to all of them."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if isinstance(correction, Tensor):
+        torch._foreach_mul_([p.grad for p in parameters], correction)
+    return parameters
+
+
+def norm(parameters: list[torch.nn.Parameter]) -> Tensor:
+    """Euclidean norm of all gradients together."""
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -1,0 +1,282 @@
+"""The base of every experiment: one training step, exact means, metrics, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+from experiments.training import gradients, optim, saved
+from experiments.training.losses import LossMean
+
+Stage = Literal["train", "val", "test"]
+
+
+class Step(NamedTuple):
+    """What one batch gives.
+
+    Attributes:
+        loss_sum: scalar, the loss summed over what `count` counts.
+        count: scalar integer tensor, how many samples or tokens that are.
+        aux: scalar to be added to the mean loss in training (MoE balance, head diversity), or None.
+        outputs: arguments for `update` of the metrics.
+    """
+
+    loss_sum: Tensor
+    count: Tensor
+    aux: Tensor | None = None
+    outputs: tuple[Any, ...] = ()
+
+
+class Experiment(pl.LightningModule):
+    """Base class. A task writes `build_network`, `build_metrics`, `step` and `primary`.
+
+    The network is built from the options and from `facts`: plain values that only the data knows (classes,
+    picture size, vocabulary), given by `datamodule.facts` and kept in the checkpoint. Every argument of a
+    task's `__init__` must be a plain value, a dataclass of these, or a factory of a mechanism, and must be
+    typed.
+
+    Args:
+        optim: optimiser and schedule.
+
+    Attributes:
+        task: short name of the task.
+        unit: what `Step.count` counts, for messages and throughput.
+        network: the network, None until `configure_model`.
+        facts: what the data said, None until known.
+    """
+
+    task: ClassVar[str]
+    unit: ClassVar[str] = "samples"
+
+    def __init__(self, optim: optim.Optim = optim.Optim()) -> None:  # noqa: B008 - frozen
+        super().__init__()
+        # Collects the arguments of the subclass too, by walking up to the outermost __init__.
+        self.save_hyperparameters(logger=False)
+        self.optim = optim
+        self.network: nn.Module | None = None
+        self.facts: dict[str, Any] | None = None
+        self.evaluation = nn.ModuleDict()
+        self._accumulated = gradients.AccumulatedLoss()
+        self._row: dict[str, Any] = {}
+
+    # What a task writes.
+
+    def build_network(self, facts: dict[str, Any]) -> nn.Module:
+        """The network for data with these facts. Called once."""
+        raise NotImplementedError
+
+    def build_metrics(self, facts: dict[str, Any]) -> dict[str, Metric]:
+        """Metrics by their names without prefix, each taking `Step.outputs`; called for val and for test."""
+        raise NotImplementedError
+
+    def step(self, batch: Any, stage: Stage) -> Step:
+        """Loss and outputs of one batch."""
+        raise NotImplementedError
+
+    def primary(self, values: dict[str, float]) -> float:
+        """The figure that chooses the best checkpoint, larger is better, from the metrics and `loss`."""
+        raise NotImplementedError
+
+    def update_metrics(self, metrics: MetricCollection, step: Step, batch: Any) -> None:
+        """Count one evaluated batch in."""
+        metrics.update(*step.outputs)
+
+    def attention_pictures(self, batch: Any) -> dict[str, Any]:
+        """Matplotlib figures of what was attended to in `batch`, by name; drawn when training has ended."""
+        return {}
+
+    def next_commands(self, checkpoint: str) -> list[str]:
+        """Commands to be proposed when training has ended."""
+        return []
+
+    def check_facts(self, saved: dict[str, Any], found: dict[str, Any]) -> None:
+        """Refuse data that the saved model was not made for. Measured figures (floats) may differ."""
+        for key in sorted(saved.keys() | found.keys()):
+            ours, theirs = saved.get(key), found.get(key)
+            if ours != theirs and not _measured(ours) and not _measured(theirs):
+                raise ValueError(
+                    f"The model was trained on data with {key} = {_short(ours)}; "
+                    f"this data has {_short(theirs)}. "
+                    "Give data of the same kind by --data.path, or train a new model."
+                )
+
+    # Set-up.
+
+    def setup(self, stage: str) -> None:
+        """Take the facts over from the data, or compare them with those of the checkpoint."""
+        found = dict(self.trainer.datamodule.facts)  # type: ignore[attr-defined]
+        if self.facts is None:
+            self.facts = found
+        else:
+            self.check_facts(self.facts, found)
+
+    def configure_model(self) -> None:
+        """Build the network and the metrics, once."""
+        if self.network is not None:
+            return
+        if self.facts is None:
+            raise ValueError("The network needs facts of the data: pass a datamodule, or load a checkpoint.")
+        self.network = self.build_network(self.facts)
+        for stage in ("val", "test"):
+            self.evaluation[stage] = MetricCollection(self.build_metrics(self.facts), compute_groups=False)
+            self.evaluation[f"{stage}_loss"] = LossMean()
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW and a schedule that moves once per optimiser step."""
+        assert self.network is not None
+        bound = None
+        if self.optim.schedule == "cosine":
+            bound = optim.total_steps(self.trainer)
+            if bound is None:
+                raise ValueError(
+                    "--model.optim.schedule=cosine must know where the run ends; set --trainer.max_epochs or "
+                    "--trainer.max_steps, or take another schedule."
+                )
+        optimizer = self.optim.optimizer(self.network)
+        scheduler = self.optim.scheduler(optimizer, bound)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Check what exact resuming rests on; let the options of this run win over those of a checkpoint."""
+        loader = self.trainer.train_dataloader
+        if not hasattr(loader, "load_state_dict"):
+            raise ValueError(
+                f"train_dataloader() gave a {type(loader).__name__}, which cannot be taken up in the middle "
+                "of an epoch; use experiments.training.sampling.ResumableLoader."
+            )
+        if self.automatic_optimization:
+            self.optim.enforce(self.trainer.optimizers[0], self.trainer.lr_scheduler_configs[0].scheduler)
+
+    # Training.
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Mean loss of the batch, aux included."""
+        step = self.step(batch, "train")
+        count = torch.as_tensor(step.count, device=step.loss_sum.device)
+        loss = self._accumulated.add(self.trainer, step.loss_sum, count, step.aux)
+        return {"loss": loss, "count": count}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Exact mean over the accumulated batches, norm, clipping; Lightning has unscaled the gradients."""
+        parameters = gradients.true_gradients(optimizer, self._accumulated.correction(self.trainer))
+        before = gradients.norm(parameters)
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        if self._logs_this_step():
+            self._row = {"lr": optimizer.param_groups[0]["lr"], "grad_norm": float(before)}
+            if gradient_clip_val:
+                self._row["grad_norm_clipped"] = float(gradients.norm(parameters))
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """One update; then what mechanisms do after one, and the row of the log."""
+        super().optimizer_step(*args, **kwargs)
+        done = self.trainer.global_step + 1
+        for module in self.modules():
+            if hasattr(module, "after_step"):
+                module.after_step(done)
+        if self._logs_this_step():
+            means = self._accumulated.means(self.trainer)
+            self.log("train/loss", means["train/loss"], prog_bar=True, logger=False)
+            self.write({**means, **self._row}, step=done)
+        self._accumulated = gradients.AccumulatedLoss()
+
+    def _logs_this_step(self) -> bool:
+        every = self.trainer.log_every_n_steps
+        # An epoch shorter than the interval must show in the log, too.
+        return bool(every) and ((self.trainer.global_step + 1) % every == 0 or self.trainer.is_last_batch)
+
+    def write(self, values: dict[str, float], step: int | None = None) -> None:
+        """One row for every logger, at the number of optimiser steps done: the one axis of all rows."""
+        at = self.trainer.global_step if step is None else step
+        row = {"epoch": self.current_epoch, **values} if self.trainer.state.fn == "fit" else values
+        for logger in self.trainer.loggers:
+            logger.log_metrics(row, step=at)
+
+    # Evaluation.
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Count one batch in."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Count one batch in."""
+        self._evaluate(batch, "test")
+
+    def on_validation_epoch_end(self) -> None:
+        """`val/loss`, every metric as `val/<name>`, and `val/primary`."""
+        self._finish("val")
+
+    def on_test_epoch_end(self) -> None:
+        """`test/loss`, every metric as `test/<name>`, and `test/primary`."""
+        self._finish("test")
+
+    def _evaluate(self, batch: Any, stage: Literal["val", "test"]) -> None:
+        step = self.step(batch, stage)
+        self.evaluation[f"{stage}_loss"].update(step.loss_sum, torch.as_tensor(step.count))
+        self.update_metrics(self.evaluation[stage], step, batch)  # type: ignore[arg-type]
+
+    def _finish(self, stage: Literal["val", "test"]) -> None:
+        metrics, loss = self.evaluation[stage], self.evaluation[f"{stage}_loss"]
+        values = {name: float(value) for name, value in metrics.compute().items()}  # type: ignore[operator]
+        values["loss"] = float(loss.compute())  # type: ignore[operator]
+        values["primary"] = self.primary(values)
+        metrics.reset()  # type: ignore[operator]
+        loss.reset()  # type: ignore[operator]
+        if self.trainer.sanity_checking:
+            return
+        named = {f"{stage}/{name}": value for name, value in values.items()}
+        # The values are those of all processes already; this only tells Lightning so.
+        self.log_dict(named, logger=False, sync_dist=True)
+        self.write(named)
+
+    # Checkpoints.
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what the model was made from, as plain values, and take objects out."""
+        saved.add_origin(checkpoint, self, self.trainer.datamodule)  # type: ignore[attr-defined]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Compare the file with this model before any weight is copied."""
+        facts = saved.origin(checkpoint)["facts"]
+        if self.facts is not None:
+            self.check_facts(facts, self.facts)
+        if "raw_state_dict" in checkpoint and self.trainer.state.fn == "fit":
+            # Training goes on with the weights that are trained, whether or not it still averages them.
+            checkpoint["average_state_dict"] = checkpoint["state_dict"]
+            checkpoint["state_dict"] = checkpoint["raw_state_dict"]
+        saved.check_shapes(self.state_dict(), checkpoint["state_dict"])
+
+    @classmethod
+    def from_checkpoint(cls, path: str | Path) -> Self:
+        """The trained model, ready to predict, from the file alone: no config, no data, on the CPU.
+
+        Where weights were averaged in training (`ema`), the averaged ones are taken.
+
+        Args:
+            path: a `.ckpt` file of a run.
+
+        Raises:
+            ValueError: not a checkpoint of such an experiment, or one that holds objects.
+            FileNotFoundError: no such file.
+        """
+        checkpoint = saved.read(path)
+        model = saved.rebuild_model(cls, checkpoint)
+        return model.eval()
+
+
+def _measured(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, list) and any(isinstance(item, float) for item in value))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,32 @@
+"""Options of a small command, read from the signature and the docstring of its function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from experiments.training.complaints import complain
+
+
+def call(function: Callable[..., int], argv: list[str], prog: str) -> int:
+    """Calls ``function`` with the options in ``argv``: ``--name=value`` for each of its parameters.
+
+    Args:
+        function: typed parameters and a Google docstring; returns the exit status.
+        argv: the words after the command.
+        prog: what stands before them, for ``--help``.
+
+    Raises:
+        UsageError: for an unknown or missing option, or a value of another type.
+    """
+    parser = ArgumentParser(prog=prog, allow_abbrev=False, exit_on_error=False)
+    parser.add_function_arguments(function, as_positional=False)
+    try:
+        parsed = parser.parse_args(argv)
+    except ArgumentError as error:
+        raise complain(str(error), parser, argv) from error
+    options: dict[str, Any] = {name: parsed[name] for name in inspect.signature(function).parameters}
+    return function(**options)

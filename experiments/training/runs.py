@@ -1,0 +1,160 @@
+"""The folder of a run: `<root>/<preset>/<number>-<words>/`, and what is found again in it."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.training.checkpoints import write_whole
+
+_NUMBER = re.compile(r"(\d+)-")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run is kept, and what it takes from a checkpoint.
+
+    Args:
+        root: folder of all runs.
+        preset: folder inside it; the name of the config file where not given.
+        name: words after the number; the mechanism and the seed where not given.
+        wandb: log to Weights & Biases as well: offline, unless you are logged in.
+        override_ckpt: with --ckpt_path, let the options given now win over those of the checkpoint.
+    """
+
+    root: str = "runs"
+    preset: str | None = None
+    name: str | None = None
+    wandb: bool = True
+    override_ckpt: bool = False
+
+    def __post_init__(self) -> None:
+        for option in ("preset", "name"):
+            value = getattr(self, option)
+            if value is not None and not re.fullmatch(r"[\w][\w.-]*", value):
+                raise ValueError(f"--run.{option} is {value!r}; use letters, digits, '-', '_' and '.' alone.")
+
+
+class RunFolder:
+    """One folder on disk.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, options: RunOptions, words: str) -> RunFolder:
+        """A new folder with the next free number; never one that exists, also when two runs start at once."""
+        parent = Path(options.root) / (options.preset or "run")
+        parent.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((n for n in map(run_number, parent.iterdir()) if n is not None), default=0)
+        while True:
+            # The number alone is claimed first, for two runs may have other words; then it is ours to check.
+            claim = parent / f".{number:04d}"
+            try:
+                claim.mkdir()
+            except FileExistsError:
+                number += 1
+                continue
+            try:
+                if not any(run_number(path) == number for path in parent.iterdir()):
+                    path = parent / f"{number:04d}-{words}"
+                    path.mkdir()
+                    return cls(path)
+            finally:
+                claim.rmdir()
+            number += 1
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Path) -> RunFolder | None:
+        """The run that `checkpoint` is the newest state of, or None: then a new run begins from it."""
+        path = checkpoint.resolve().parent.parent
+        if checkpoint.name == "last.ckpt" and (path / "config.yaml").is_file():
+            return cls(path)
+        return None
+
+    @property
+    def config(self) -> Path:
+        """All options; the run can be repeated from it alone."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """Rows of figures, one for each step."""
+        return self.path / "metrics.csv"
+
+    @property
+    def results(self) -> Path:
+        """Summary for comparing."""
+        return self.path / "results.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """`best.ckpt` and `last.ckpt`."""
+        return self.path / "checkpoints"
+
+    @property
+    def figures(self) -> Path:
+        """Pictures."""
+        return self.path / "figures"
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Write `results.json`, whole or not at all."""
+        write_whole(self.results, (json.dumps(results, indent=2) + "\n").encode())
+
+    def read_results(self) -> dict[str, Any]:
+        """Content of `results.json`, empty where there is none yet."""
+        if not self.results.is_file():
+            return {}
+        content: dict[str, Any] = json.loads(self.results.read_text())
+        return content
+
+
+def run_number(path: Path) -> int | None:
+    """Number of a run folder, None for anything else."""
+    match = _NUMBER.match(path.name)
+    return int(match[1]) if match and path.is_dir() else None
+
+
+def newest_last(options: RunOptions) -> Path:
+    """`last.ckpt` of the newest run of the preset that has one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    parent = Path(options.root) / (options.preset or "run")
+    found = [path for path in parent.glob("*/checkpoints/last.ckpt") if run_number(path.parent.parent) is not None]
+    if not found:
+        raise ValueError(
+            f"--ckpt_path=last: no run under {parent} has a last.ckpt; leave the option out to start one, "
+            "or give the path of a checkpoint."
+        )
+    return max(found, key=lambda path: run_number(path.parent.parent) or 0)
+
+
+def commit() -> str | None:
+    """Commit of the code, with `+` where files were changed since; None outside a repository."""
+    here = Path(__file__).parent
+    try:
+        out = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return out.stdout.strip() or None
+
+
+def peak_memory_mib() -> float:
+    """Largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -1,0 +1,134 @@
+"""What stands in a checkpoint: where the model came from, in plain values, and how to read it back."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from experiments.training import specs
+
+if TYPE_CHECKING:
+    from experiments.training.module import Experiment
+
+E = TypeVar("E", bound="Experiment")
+
+KEY = "experiment"
+_OBJECTS = (
+    "hyper_parameters",
+    "hparams_name",
+    "hparams_type",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_name",
+)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions of what the numbers of a run depend on."""
+    return {name: importlib.metadata.version(name) for name in ("attnzoo", "torch", "lightning")}
+
+
+def add_origin(checkpoint: dict[str, Any], model: Experiment, data: pl.LightningDataModule | None) -> None:
+    """Write class, options, facts, data and versions into `checkpoint`, and take Lightning's objects out."""
+    for key in _OBJECTS:
+        checkpoint.pop(key, None)
+    checkpoint[KEY] = {
+        **describe_origin(model, data),
+        "facts": specs.plain(model.facts, "facts"),
+        "versions": dict(versions()),
+    }
+
+
+def describe_origin(model: Experiment, data: pl.LightningDataModule | None) -> dict[str, Any]:
+    """Class and options of model and data, and the seed of the order of samples."""
+    described = None if data is None else specs.describe(data)
+    return {**specs.describe(model), "data": described, "seed": getattr(data, "order_seed", 0)}
+
+
+def options(entry: dict[str, Any]) -> dict[str, Any]:
+    """What `describe_origin` or `add_origin` gave, under the names that options have."""
+    model = {key: entry[key] for key in ("class_path", "init_args")}
+    return {"model": model, "data": entry["data"], "seed_everything": entry["seed"]}
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint on the CPU, without running anything in it.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: half a file, a file of another kind, or one that holds objects.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"No checkpoint at {path}; give a .ckpt file, such as runs/<preset>/<run>/checkpoints/best.ckpt."
+        )
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{path} is refused: it holds objects, which would run code when loaded, or is no checkpoint. "
+            f"Only tensors and plain values are read. ({reason[:160]})"
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a checkpoint; is it cut off? ({str(error).splitlines()[0]})"
+        ) from error
+    origin(checkpoint, str(path))
+    return checkpoint
+
+
+def origin(checkpoint: Any, name: str = "This checkpoint") -> dict[str, Any]:
+    """The entry that `add_origin` has written."""
+    if not isinstance(checkpoint, dict) or KEY not in checkpoint:
+        raise ValueError(
+            f"{name} was not written by an experiment of this project: it has no entry {KEY!r}. "
+            "Give the best.ckpt or last.ckpt of a run."
+        )
+    entry: dict[str, Any] = checkpoint[KEY]
+    return entry
+
+
+def rebuild_model(base: type[E], checkpoint: dict[str, Any]) -> E:
+    """The model of a checkpoint with its (averaged) weights."""
+    entry = origin(checkpoint)
+    model = specs.rebuild(base, entry)
+    model.facts = entry["facts"]
+    model.configure_model()
+    check_shapes(model.state_dict(), checkpoint["state_dict"])
+    model.load_state_dict(checkpoint["state_dict"])
+    return model
+
+
+def check_shapes(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Refuse weights that do not fit, in one line.
+
+    Raises:
+        ValueError: names that are missing or left over, or other shapes.
+    """
+    for name in sorted(ours.keys() & theirs.keys()):
+        if ours[name].shape != theirs[name].shape:
+            raise ValueError(
+                f"{name} is {list(theirs[name].shape)} in the checkpoint and {list(ours[name].shape)} "
+                "in this model; "
+                "use the options that the checkpoint was trained with."
+            )
+    for names, where in (
+        (ours.keys() - theirs.keys(), "the checkpoint"),
+        (theirs.keys() - ours.keys(), "this model"),
+    ):
+        if names:
+            shown = ", ".join(sorted(names)[:3])
+            raise ValueError(
+                f"{len(names)} weight(s) are missing in {where}: {shown}{', ...' if len(names) > 3 else ''}; "
+                "use the options that the checkpoint was trained with."
+            )

@@ -1,0 +1,149 @@
+"""Weights & Biases: one run for one folder, offline unless logged in, and never the end of a run."""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlparse
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+R = TypeVar("R")
+
+_log = logging.getLogger("experiments")
+
+PROJECT = "attnzoo"
+STEP = "trainer/global_step"
+
+
+class WandbRows(Logger):
+    """Sends rows to W&B. Whatever goes wrong there costs one line of warning and the rest of the W&B log.
+
+    Args:
+        folder: run folder; W&B makes `wandb/` in it, and its run id is kept there for resuming.
+        name: name of the run.
+        group: runs to be compared with each other.
+        tags: words to filter by.
+        config: gives short flat options; asked when the run is opened, with the first row.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str,
+        group: str,
+        tags: Sequence[str],
+        config: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__()
+        self.folder = folder
+        self.options = {"name": name, "group": group, "tags": list(tags), "job_type": "train"}
+        self.config = config
+        self._run: Any = None
+        self._broken = False
+
+    @property
+    def name(self) -> str:
+        """Kind of logger."""
+        return "wandb"
+
+    @property
+    def version(self) -> str:
+        """Nothing: the folder has the number."""
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Not taken: `config` is the short form made for comparing."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """One row, on the axis of optimiser steps. The first one opens the run, on the first process only."""
+        if self._run is None:
+            self._run = self._try(self._open)
+        if self._run is not None:
+            self._try(lambda: self._run.log({**metrics, STEP: step}))
+
+    @rank_zero_only
+    def log_figures(self, figures: dict[str, Path], step: int) -> None:
+        """Pictures from files."""
+        if self._run is not None:
+            self._try(lambda: self._run.log({**{k: _picture(path) for k, path in figures.items()}, STEP: step}))
+
+    @rank_zero_only
+    def summarise(self, values: dict[str, Any]) -> None:
+        """Figures of the whole run, such as the best score and its step."""
+        if self._run is not None:
+            self._try(lambda: self._run.summary.update(values))
+
+    @rank_zero_only
+    def finish(self, exit_code: int) -> None:
+        """Close the run."""
+        if self._run is not None:
+            # Also after a failure: what has been written so far is to be kept.
+            self._broken = False
+            self._try(lambda: self._run.finish(exit_code=exit_code))
+            self._run = None
+
+    @property
+    def offline_folder(self) -> Path | None:
+        """What `wandb sync` takes, None where the run is online or there is none."""
+        if self._run is None or not self._run.offline:
+            return None
+        return Path(self._run.dir).parent
+
+    def _open(self) -> Any:
+        import wandb
+
+        kept = self.folder / "wandb_id.txt"
+        identity = kept.read_text().strip() if kept.is_file() else secrets.token_hex(4)
+        kept.write_text(identity + "\n")
+        mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
+        settings = wandb.Settings(silent=True, console="off", init_timeout=30)
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT), dir=self.folder, id=identity, mode=mode,
+            resume="allow" if mode == "online" else None, settings=settings, config=self.config(),
+            **self.options,
+        )  # fmt: skip
+        run.define_metric(STEP)
+        run.define_metric("*", step_metric=STEP)
+        run.define_metric("val/primary", step_metric=STEP, summary="max,last")
+        for loss in ("train/loss", "val/loss"):
+            run.define_metric(loss, step_metric=STEP, summary="min,last")
+        return run
+
+    def _try(self, action: Callable[[], R]) -> R | None:
+        if self._broken:
+            return None
+        try:
+            return action()
+        except Exception as error:  # A logger must not cost a run, whatever it throws.
+            self._broken = True
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            _log.warning("W&B is off for the rest of this run: %s", reason[:200])
+            return None
+
+
+def logged_in() -> bool:
+    """Whether a key is known, by the environment or by `wandb login`; nothing is asked and nothing sent."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    try:
+        known = netrc.netrc(os.environ.get("NETRC")).authenticators(host or "")
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return known is not None
+
+
+def _picture(path: Path) -> Any:
+    import wandb
+
+    return wandb.Image(str(path))

@@ -1,0 +1,46 @@
+"""The words of a command line, before they are parsed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from experiments.training.usage import config_path
+
+
+def resolve_configs(words: list[str]) -> tuple[list[str], str | None]:
+    """Words with the short names of presets made paths, and the name of the first config."""
+    resolved, first = [], None
+    expects = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if expects or (name in ("--config", "-c") and equals):
+            path = config_path(word if expects else value)
+            first = first or path.stem
+            resolved.append(str(path) if expects else f"{name}={path}")
+            expects = False
+        else:
+            expects = word in ("--config", "-c")
+            resolved.append(word)
+    return resolved, first
+
+
+def help_of_config(words: list[str]) -> list[str]:
+    """Let `--model.help` and `--data.help` tell of the classes that the config names."""
+    config = value_of(words, "--config") or value_of(words, "-c")
+    wanted = [key for key in ("model", "data") if f"--{key}.help" in words]
+    if config is None or not wanted:
+        return words
+    content = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+    classes = {f"--{key}.help": content[key]["class_path"] for key in wanted}
+    return [f"{word}={classes[word]}" if word in classes else word for word in words]
+
+
+def value_of(words: list[str], option: str) -> str | None:
+    """What is given for `option`, None where it is not among the words."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None

@@ -1,0 +1,185 @@
+"""Training and judging the Vision Transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from attnzoo import Mechanism, Softmax
+from experiments.training.losses import cross_entropy_sum
+from experiments.training.module import Experiment, Stage, Step
+from experiments.training.optim import Optim
+from experiments.vision.drawing import attention_figures
+from experiments.vision.finetuning import start_from
+from experiments.vision.network import Pictures, PositionName, VisionTransformer
+from experiments.vision.pictures import read_picture, scale_pixels, to_tensor
+
+
+class NegativeLogLikelihood(Metric):
+    """Mean of -log p(label) in nats, without smoothing, exact for unequal batches."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Logits [B, classes] and labels int64 [B]."""
+        total, count = cross_entropy_sum(logits, labels)
+        self.total += total
+        self.count += count
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+
+class ImageClassifier(Experiment):
+    """A Vision Transformer that names what is in a picture.
+
+    Args:
+        attention: mechanism of every block: a class name, with its options behind a dot
+            (--model.attention=Local --model.attention.window=9).
+        attention_at: other mechanisms for single blocks, by number from 0.
+        position: none; added to the embeddings: sinusoidal, learned, sincos_2d, learned_2d; inside the
+            attention: rope, rope_halves, rope_2d, offset.
+        dim: width of the model.
+        depth: how many blocks.
+        num_heads: heads of each block; must divide dim.
+        num_kv_heads: key/value heads, a divisor of num_heads (grouped queries); null for as many.
+        hidden_dim: width of the feed-forward; null for 2 dim.
+        patch_size: pixels along a patch; must divide height and width.
+        stem: patch (cut and project) or conv (3x3 convolution first).
+        pool: class (read a class token) or mean (of all patches).
+        dropout: in the branches of the blocks. Dropout of attention weights is the mechanism's own option.
+        label_smoothing: share of the target spread evenly over all classes, from 0 to 1.
+        init_from: a checkpoint whose weights a new run starts from, with the same options of the network.
+        replace_head: with init_from, start with a new head where the classes are not those of the checkpoint.
+        optim: optimiser and schedule.
+    """
+
+    task = "vision"
+
+    def __init__(
+        self,
+        attention: Callable[[int, int], Mechanism] = Softmax,
+        attention_at: dict[str, Callable[[int, int], Mechanism]] | None = None,
+        position: PositionName = "learned",
+        dim: int = 64,
+        depth: int = 4,
+        num_heads: int = 4,
+        num_kv_heads: int | None = None,
+        hidden_dim: int | None = None,
+        patch_size: int = 2,
+        stem: Literal["patch", "conv"] = "conv",
+        pool: Literal["class", "mean"] = "class",
+        dropout: float = 0.0,
+        label_smoothing: float = 0.0,
+        init_from: str | None = None,
+        replace_head: bool = False,
+        optim: Optim = Optim(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__(optim)
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"--model.label_smoothing is {label_smoothing}; it must lie in [0, 1)")
+        if replace_head and init_from is None:
+            raise ValueError("--model.replace_head=true needs --model.init_from, the checkpoint to start from")
+        self.label_smoothing = label_smoothing
+        self.init_from, self.replace_head = init_from, replace_head
+        self._options = {
+            "attention": attention,
+            "attention_at": attention_at,
+            "position": position,
+            "dim": dim,
+            "depth": depth,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "hidden_dim": hidden_dim,
+            "patch_size": patch_size,
+            "stem": stem,
+            "pool": pool,
+            "dropout": dropout,
+        }
+
+    def build_network(self, facts: dict[str, Any]) -> VisionTransformer:
+        """The network for pictures with these facts."""
+        height, width = facts["image_size"]
+        pictures = Pictures(height, width, facts["channels"], len(facts["classes"]), facts["mean"], facts["std"])
+        return VisionTransformer(pictures, **self._options)
+
+    def setup(self, stage: str) -> None:
+        """Take the facts over, and in a new run the weights of ``init_from``."""
+        super().setup(stage)
+        if stage == "fit" and self.init_from is not None and self.trainer.ckpt_path is None:
+            self.configure_model()
+            assert self.network is not None and self.facts is not None
+            start_from(self.network, self.facts["classes"], self.init_from, self.replace_head)
+
+    def build_metrics(self, facts: dict[str, Any]) -> dict[str, Metric]:
+        """Accuracy, top-5 accuracy and negative log likelihood."""
+        classes = len(facts["classes"])
+        return {
+            "accuracy": MulticlassAccuracy(classes, average="micro"),
+            "top5": MulticlassAccuracy(classes, average="micro", top_k=min(5, classes)),
+            "nll": NegativeLogLikelihood(),
+        }
+
+    def step(self, batch: dict[str, Tensor], stage: Stage) -> Step:
+        """Smoothed cross entropy in training, plain in evaluation."""
+        assert self.network is not None
+        logits, aux = self.network(scale_pixels(batch["image"]))
+        smoothing = self.label_smoothing if stage == "train" else 0.0
+        total, count = cross_entropy_sum(logits, batch["label"], smoothing=smoothing)
+        return Step(total, count, aux, (logits, batch["label"]))
+
+    def primary(self, values: dict[str, float]) -> float:
+        """Accuracy."""
+        return values["accuracy"]
+
+    def read(self, path: str | Path) -> Tensor:
+        """A picture file as the model takes it: uint8 [C, H, W], resized to the size of training."""
+        assert self.facts is not None
+        height, width = self.facts["image_size"]
+        return to_tensor(read_picture(path), (height, width), self.facts["channels"])
+
+    def predict(self, images: Tensor | str | Path) -> Tensor:
+        """Probabilities of the classes in ``facts["classes"]``.
+
+        Args:
+            images: uint8 from 0 to 255 or floats from 0 to 1, [B, C, H, W] or one picture [C, H, W]; or the
+                file of a picture.
+
+        Returns:
+            [B, classes], or [classes] for one picture.
+
+        Raises:
+            ValueError: for another size, or pixels outside of that range, with what was found.
+        """
+        assert self.network is not None
+        if not isinstance(images, Tensor):
+            images = self.read(images)
+        batch = images if images.dim() == 4 else images[None]
+        training = self.network.training
+        self.network.eval()
+        with torch.no_grad():
+            logits, _ = self.network(scale_pixels(batch).to(self.device))
+        self.network.train(training)
+        probabilities = logits.softmax(-1)
+        return probabilities if images.dim() == 4 else probabilities[0]
+
+    def next_commands(self, checkpoint: str) -> list[str]:
+        """Using the model that was trained."""
+        return [f"make classify IMAGE=FILE CKPT={checkpoint}", f"make export CKPT={checkpoint}"]
+
+    def attention_pictures(self, batch: dict[str, Tensor]) -> dict[str, Any]:
+        """Attention of the first picture of a batch: rollout, and each head of each block."""
+        assert isinstance(self.network, VisionTransformer)
+        return attention_figures(self.network, scale_pixels(batch["image"][:1]))

@@ -1,0 +1,207 @@
+"""A Vision Transformer over any mechanism.
+
+Dosovitskiy et al. 2020, "An Image is Worth 16x16 Words", arXiv:2010.11929; the convolutional stem after
+Xiao et al. 2021, "Early Convolutions Help Transformers See Better", arXiv:2106.14881.
+
+Shapes: B batch, C channels, H height, W width, P patch size, E width of the model, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attnzoo import EncoderBlock, Mechanism, Softmax
+from attnzoo.positions import (
+    Learned,
+    Learned2D,
+    RelativeBias,
+    Rotary,
+    Rotary2D,
+    Sinusoidal,
+    Sinusoidal2D,
+)
+
+Attention = Callable[[int, int], Mechanism]
+PositionName = Literal[
+    "none", "sinusoidal", "learned", "rope", "rope_halves", "offset", "rope_2d", "sincos_2d", "learned_2d"
+]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What the pictures are like: shape, classes, and the mean and deviation of their pixels, 0 to 1."""
+
+    height: int
+    width: int
+    channels: int
+    num_classes: int
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+class VisionTransformer(nn.Module):
+    """Patches or a small convolutional stem, positions, encoder blocks, a linear head.
+
+    Args:
+        pictures: what the pictures are like.
+        attention: factory of the mechanism in every block.
+        attention_at: other factories for single blocks, by number from 0.
+        position: name of the position encoding.
+        dim: E.
+        depth: how many blocks.
+        num_heads: H.
+        num_kv_heads: key/value heads, a divisor of H; H if None.
+        hidden_dim: width of the feed-forward; 2 E if None.
+        patch_size: P; height and width must be multiples of it.
+        stem: "patch" cuts and projects; "conv" looks with 3x3 convolutions first.
+        pool: "class" reads a class token, "mean" the mean of the patches.
+        dropout: of the branches of a block.
+
+    Raises:
+        ValueError: for sizes that do not divide, an unknown position, or a block that does not exist.
+    """
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        *,
+        attention: Attention = Softmax,
+        attention_at: Mapping[str, Attention] | None = None,
+        position: PositionName = "learned",
+        dim: int = 64,
+        depth: int = 4,
+        num_heads: int = 4,
+        num_kv_heads: int | None = None,
+        hidden_dim: int | None = None,
+        patch_size: int = 2,
+        stem: Literal["patch", "conv"] = "conv",
+        pool: Literal["class", "mean"] = "class",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.size = (pictures.height, pictures.width)
+        if pictures.height % patch_size or pictures.width % patch_size:
+            raise ValueError(
+                f"Pictures of {pictures.height}x{pictures.width} cannot be cut into patches of {patch_size}; "
+                f"choose --model.patch_size or --data.image_size so that it divides both"
+            )
+        if dim % num_heads:
+            raise ValueError(f"--model.dim={dim} is no multiple of --model.num_heads={num_heads}")
+        others = _by_layer(attention_at or {}, depth)
+        self.grid = (pictures.height // patch_size, pictures.width // patch_size)
+        self.pool = pool
+        prefix = 1 if pool == "class" else 0
+        tokens = prefix + self.grid[0] * self.grid[1]
+        shape = (1, pictures.channels, 1, 1)
+        self.register_buffer("mean", torch.tensor(pictures.mean).view(shape))
+        self.register_buffer("std", torch.tensor(pictures.std).view(shape))
+        self.stem = _stem(stem, pictures.channels, dim, patch_size)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, dim)) if prefix else None
+        self.position = _added(position, dim, tokens, self.grid, prefix)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(
+                dim,
+                num_heads,
+                others.get(layer, attention),
+                hidden_dim=2 * dim if hidden_dim is None else hidden_dim,
+                dropout=dropout,
+                causal=False,
+                position=_inside(position, num_heads, dim // num_heads),
+                num_kv_heads=num_kv_heads,
+                max_len=tokens,
+                grid=self.grid,
+                prefix_tokens=prefix,
+                layer=layer,
+            )
+            for layer in range(depth)
+        )
+        self.in_two_dimensions = position in ("rope_2d", "sincos_2d")
+        self.turns = position in ("rope", "rope_halves", "rope_2d")
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, pictures.num_classes)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixels 0 to 1, [B, C, H, W] -> logits [B, classes] and aux.
+
+        Raises:
+            ValueError: for pictures of another size or number of channels.
+        """
+        if image.dim() != 4 or tuple(image.shape[1:]) != (self.mean.shape[1], *self.size):
+            found = "x".join(map(str, image.shape[1:]))
+            raise ValueError(
+                f"The model takes pictures of {self.mean.shape[1]}x{self.size[0]}x{self.size[1]} (channels, height, "
+                f"width); these are {found}. Resize them: --data.image_size=[{self.size[0]},{self.size[1]}]"
+            )
+        x = self.stem((image - self.mean) / self.std).flatten(2).transpose(1, 2)
+        if self.class_token is not None:
+            x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
+        places = self._places(x.device)
+        if isinstance(self.position, Learned2D):
+            x = x + self.position()
+        elif self.position is not None:
+            x = x + self.position(places).to(x.dtype)
+        aux = x.new_zeros(())
+        for block in self.blocks:
+            x, more = block(x, positions=places if self.turns else None)
+            aux = aux + more
+        x = self.norm(x)
+        return self.head(x[:, 0] if self.pool == "class" else x.mean(1)), aux
+
+    def _places(self, device: torch.device) -> Tensor:
+        rows, columns = self.grid
+        prefix = 0 if self.class_token is None else 1
+        if not self.in_two_dimensions:
+            return torch.arange(prefix + rows * columns, device=device)
+        # The class token stands at (0, 0), outside of the grid, which begins at (1, 1).
+        place = torch.arange(rows * columns, device=device)
+        grid = torch.stack([place // columns, place % columns], dim=-1) + prefix
+        return torch.cat([grid.new_zeros(prefix, 2), grid])
+
+
+def _stem(kind: str, channels: int, dim: int, patch_size: int) -> nn.Module:
+    if kind == "patch":
+        return nn.Conv2d(channels, dim, patch_size, stride=patch_size)
+    if kind != "conv":
+        raise ValueError(f"--model.stem is {kind!r}; it must be 'patch' or 'conv'")
+    return nn.Sequential(
+        nn.Conv2d(channels, dim, 3, padding=1, bias=False),
+        nn.BatchNorm2d(dim),
+        nn.GELU(),
+        nn.Conv2d(dim, dim, patch_size, stride=patch_size),
+    )
+
+
+def _added(name: PositionName, dim: int, tokens: int, grid: tuple[int, int], prefix: int) -> nn.Module | None:
+    """The encoding that is added to the embeddings, if this name is one."""
+    if name not in get_args(PositionName):
+        raise ValueError(f"--model.position is {name!r}; it must be one of {', '.join(get_args(PositionName))}")
+    if name == "sinusoidal":
+        return Sinusoidal(dim)
+    if name == "learned":
+        return Learned(dim, tokens)
+    if name == "sincos_2d":
+        return Sinusoidal2D(dim)
+    if name == "learned_2d":
+        return Learned2D(dim, grid, prefix)
+    return None
+
+
+def _inside(name: PositionName, num_heads: int, head_dim: int) -> Rotary | Rotary2D | RelativeBias | None:
+    """The encoding that acts inside the attention, if this name is one."""
+    if name in ("rope", "rope_halves"):
+        return Rotary(head_dim, layout="neighbours" if name == "rope" else "halves")
+    if name == "rope_2d":
+        return Rotary2D(head_dim)
+    return RelativeBias(num_heads) if name == "offset" else None
+
+
+def _by_layer(attention_at: Mapping[str, Attention], depth: int) -> dict[int, Attention]:
+    for key in attention_at:
+        if not str(key).isdigit() or int(key) >= depth:
+            raise ValueError(f"--model.attention_at has block {key!r}; there are blocks 0 to {depth - 1}")
+    return {int(key): factory for key, factory in attention_at.items()}

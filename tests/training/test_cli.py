@@ -1,0 +1,277 @@
+"""The command line: what a user types, what comes out, and what is said when it does not fit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import yaml
+
+from experiments.__main__ import main
+from experiments.training import saved
+from experiments.training.specs import describe
+
+HERE = Path(__file__).parent
+
+
+class SignalAt(pl.Callback):
+    """Sends a signal to this process in optimiser step `step`."""
+
+    def __init__(self, step: int, number: int = 15) -> None:
+        self.step, self.number = step, number
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def fit(config: Path, *words: str) -> int:
+    return main(["fit", f"--config={config}", f"--run.root={config.parent / 'runs'}", "--run.wandb=false", *words])
+
+
+def folders(config: Path) -> list[Path]:
+    return sorted((config.parent / "runs" / "toy").iterdir())
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def stop_in_step(config: Path, step: int) -> Path:
+    status = fit(config, "--trainer.callbacks+=test_cli.SignalAt", f"--trainer.callbacks.step={step}")
+    assert status == 128 + signal.SIGTERM
+    (folder,) = folders(config)
+    # The run is to be taken up without the callback that stopped it.
+    content = yaml.safe_load((folder / "config.yaml").read_text())
+    content["trainer"]["callbacks"] = None
+    (folder / "config.yaml").write_text(yaml.safe_dump(content))
+    return folder
+
+
+def test_fit_leaves_a_complete_folder_and_says_what_comes_next(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(config, "--model.attention=Local", "--model.attention.window=3") == 0
+    (folder,) = folders(config)
+    assert folder.name == "0001-local-seed0"
+    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    results = json.loads((folder / "results.json").read_text())
+    assert (results["status"], results["mechanism"], results["seed"]) == ("finished", "Local", 0)
+    assert results["metrics"].keys() == {"test/mae", "test/loss", "test/primary"}
+    assert results["parameters"] > 0
+    assert results["peak_memory_mib"] > 10
+    assert results["samples_per_second"] > 0
+    out = capsys.readouterr().out
+    assert "1 x attention: Local(" in out
+    assert f"python -m experiments test --ckpt_path={folder / 'checkpoints' / 'best.ckpt'}" in out
+    assert out.index("parameters") < out.index("epoch 1/2") < out.index("test/mae")
+    assert not (Path.cwd() / "lightning_logs").exists()
+
+
+def test_metrics_have_one_row_a_step_and_the_agreed_names(config: Path) -> None:
+    """52, 58: one axis; validation rows carry the training step."""
+    fit(config)
+    found = rows(folders(config)[0])
+    assert [int(row["step"]) for row in found] == list(range(1, 21))
+    assert all(row["train/loss"] and row["lr"] and row["grad_norm"] for row in found)
+    assert [row["step"] for row in found if row["val/primary"]] == ["10", "20"]
+    assert found[-1]["test/primary"]
+    assert {"val/loss", "throughput/samples"} <= found[0].keys()
+
+
+def test_an_epoch_shorter_than_the_interval_is_logged(config: Path) -> None:
+    """58: 10 batches, a row each 50 steps."""
+    fit(config, "--trainer.log_every_n_steps=50")
+    assert [row["step"] for row in rows(folders(config)[0]) if row["train/loss"]] == ["10", "20"]
+
+
+def test_r13_the_same_command_twice(config: Path) -> None:
+    """R13, 26: the next number, nothing overwritten; then the first is resumed. All end well."""
+    assert fit(config) == 0
+    before = {p: p.read_bytes() for p in folders(config)[0].rglob("*") if p.is_file()}
+    assert fit(config) == 0
+    assert [p.name[:4] for p in folders(config)] == ["0001", "0002"]
+    assert {p: p.read_bytes() for p in before} == before
+    last = folders(config)[0] / "checkpoints" / "last.ckpt"
+    assert main(["fit", f"--ckpt_path={last}", "--trainer.max_epochs=3"]) == 0
+    assert len(folders(config)) == 2
+    assert int(rows(folders(config)[0])[-1]["step"]) == 30
+
+
+def test_saved_config_runs_again_as_it_is(config: Path) -> None:
+    """46: and is byte-equal when it is written again."""
+    fit(config, "--model.optim.lr=0.02")
+    first = folders(config)[0] / "config.yaml"
+    assert main(["fit", f"--config={first}"]) == 0
+    assert (folders(config)[1] / "config.yaml").read_bytes() == first.read_bytes()
+    assert yaml.safe_load(first.read_text())["model"]["init_args"]["optim"]["lr"] == 0.02
+
+
+def test_r12_a_resumed_run_is_one_rising_file(config: Path) -> None:
+    """R12, R10: stopped at step 7, resumed; the same rows as a run in one piece."""
+    whole = config.with_name("whole") / "toy.yaml"
+    whole.parent.mkdir()
+    whole.write_text(config.read_text())
+    assert fit(whole) == 0
+    folder = stop_in_step(config, 7)
+    assert json.loads((folder / "results.json").read_text())["status"] == "stopped"
+    # A process that was killed later than it saved leaves rows that come again.
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("8,0,9.9,9.9,9.9,9.9\n9,0,9.9")
+    assert main(["fit", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}"]) == 0
+    found, wanted = rows(folder), rows(folders(whole)[0])
+    assert [int(row["step"]) for row in found] == list(range(1, 21))
+    for one, other in zip(found, wanted, strict=True):
+        measured = [name for name in one if not name.startswith("throughput")]
+        assert {name: one[name] for name in measured} == {name: other[name] for name in measured}
+    results = [json.loads((f / "results.json").read_text()) for f in (folder, folders(whole)[0])]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    assert results[0]["best_step"] == results[1]["best_step"]
+
+
+def test_ckpt_path_last_is_the_newest_run(config: Path) -> None:
+    folder = stop_in_step(config, 12)
+    assert fit(config, "--ckpt_path=last") == 0
+    assert folders(config) == [folder]
+    assert int(rows(folder)[-1]["step"]) == 20
+    assert yaml.safe_load((folder / "config.yaml").read_text())["ckpt_path"] is None
+
+
+def test_the_best_checkpoint_is_tested_not_the_last(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation and test are the same samples here, and the score falls with each epoch."""
+    from training_toys import Toy
+
+    monkeypatch.setattr(Toy, "primary", lambda self, values: -float(self.trainer.global_step))
+    assert fit(config) == 0
+    found = rows(folders(config)[0])
+    results = json.loads((folders(config)[0] / "results.json").read_text())
+    assert results["best_step"] == 10
+    assert results["metrics"]["test/mae"] == pytest.approx(float(found[9]["val/mae"]))
+    assert results["metrics"]["test/mae"] != pytest.approx(float(found[19]["val/mae"]))
+
+
+def test_options_against_a_checkpoint_are_refused_or_honoured(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """34: with the difference; with --run.override_ckpt the rate asked for is used."""
+    folder = stop_in_step(config, 12)
+    last = folder / "checkpoints" / "last.ckpt"
+    assert main(["fit", f"--ckpt_path={last}", "--model.optim.lr=0.5"]) == 1
+    error = capsys.readouterr().err
+    assert "--model.optim.lr was 0.01 there and is 0.5 here" in error
+    assert "--run.override_ckpt" in error
+    assert main(["fit", f"--ckpt_path={last}", "--model.optim.lr=0.5", "--run.override_ckpt=true"]) == 0
+    found = rows(folder)
+    assert float(found[12]["lr"]) == pytest.approx(50 * float(found[11]["lr"]), rel=0.2)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]["optim"]["lr"] == 0.5
+
+
+def test_workers_may_differ_from_those_of_the_checkpoint(config: Path) -> None:
+    folder = stop_in_step(config, 12)
+    assert main(["fit", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", "--data.num_workers=1"]) == 0
+
+
+def test_test_needs_the_file_alone(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(config)
+    folder = folders(config)[0]
+    wanted = json.loads((folder / "results.json").read_text())["metrics"]["test/mae"]
+    alone = config.parent / "moved.ckpt"
+    (folder / "checkpoints" / "best.ckpt").rename(alone)
+    capsys.readouterr()
+    assert main(["test", f"--ckpt_path={alone}"]) == 0
+    assert f"{wanted:.4f}" in capsys.readouterr().out
+    assert len(folders(config)) == 1
+
+
+def test_an_overlay_changes_one_key_and_keeps_the_rest(config: Path) -> None:
+    """43, 47: a second config over the first."""
+    over = config.with_name("over.yaml")
+    over.write_text(
+        "checkpoint: {every_n_steps: 3}\nmodel: {init_args: {optim: {warmup_steps: 9}}}\nema: {decay: 0.5}\n"
+    )
+    assert fit(config, f"--config={over}") == 0
+    content = yaml.safe_load((folders(config)[0] / "config.yaml").read_text())
+    assert content["checkpoint"] == {"every_n_steps": 3}
+    optim = content["model"]["init_args"]["optim"]
+    assert (optim["warmup_steps"], optim["lr"]) == (9, 0.01)
+    assert saved.read(folders(config)[0] / "checkpoints" / "best.ckpt")["experiment"]["init_args"]["optim"] == optim
+
+
+def test_seed_chooses_the_order_of_samples(config: Path) -> None:
+    fit(config, "--seed_everything=3")
+    folder = folders(config)[0]
+    assert folder.name == "0001-softmax-seed3"
+    assert saved.read(folder / "checkpoints" / "last.ckpt")["experiment"]["seed"] == 3
+
+
+def test_help_is_worth_reading(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["--help"], "--model.attention=Local"),
+        ([f"--config={config}", "--model.help"], "--model.width"),
+        ([f"--config={config}", "--data.help"], "--data.batch_size"),
+        ([f"--config={config}", "--model.attention.help=Local"], "window"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["fit", *words])
+        assert stop.value.code == 0
+        assert said in capsys.readouterr().out
+
+
+def test_every_public_option_is_typed() -> None:
+    """44: an untyped argument would be taken unchecked."""
+    from training_toys import Toy, ToyData
+
+    import experiments.training.checkpoints as checkpoints
+    import experiments.training.ema as ema
+    import experiments.training.optim as optim
+    import experiments.training.runs as runs
+
+    for cls in (checkpoints.BestAndLast, ema.Ema, optim.Optim, runs.RunOptions):
+        annotations = cls.__init__.__annotations__
+        assert set(annotations) - {"return"} == set(cls.__init__.__code__.co_varnames[1:]) & set(annotations)
+        assert len(annotations) == cls.__init__.__code__.co_argcount
+    assert describe(Toy())["init_args"].keys() == {"attention", "optim", "width"}
+    assert describe(ToyData())["init_args"]["noise"] == 0.1
+
+
+def test_a_failing_run_says_so_in_its_results(config: Path) -> None:
+    assert fit(config, "--trainer.max_epochs=-1") == 1
+    assert json.loads((folders(config)[0] / "results.json").read_text())["status"] == "failed"
+
+
+def test_ctrl_c_saves_and_ends_with_its_status(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SIGINT as SIGTERM: the step is finished, saved, and the run goes on from it."""
+    words = ["--trainer.callbacks+=test_cli.SignalAt", "--trainer.callbacks.step=3"]
+    assert fit(config, *words, f"--trainer.callbacks.number={int(signal.SIGINT)}") == 128 + signal.SIGINT
+    assert "go on with" in capsys.readouterr().err
+    assert saved.read(folders(config)[0] / "checkpoints" / "last.ckpt")["global_step"] == 3
+
+
+def test_a_signal_to_the_process_saves_and_ends_with_its_status(config: Path) -> None:
+    """37 on one process: a real one; exit status 143, and the run goes on from its last.ckpt."""
+    environment = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1"}
+    words = ["fit", f"--config={config}", f"--run.root={config.parent / 'runs'}", "--run.wandb=false"]
+    command = [sys.executable, "-m", "experiments", *words, "--trainer.max_epochs=10000"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=config.parent
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("epoch 3/"):
+                break
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "go on with" in error
+    assert "Traceback" not in error
+    (folder,) = folders(config)
+    step = saved.read(folder / "checkpoints" / "last.ckpt")["global_step"]
+    assert step >= 30
+    assert int(rows(folder)[-1]["step"]) == step

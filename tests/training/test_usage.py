@@ -1,0 +1,113 @@
+"""What is said to a user whose words do not fit: at most three lines, with the nearest right word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.__main__ import COMMANDS, main
+from experiments.training import usage
+
+
+def fit(config: Path, *words: str) -> int:
+    return main(["fit", f"--config={config}", f"--run.root={config.parent / 'runs'}", "--run.wandb=false", *words])
+
+
+WRONG: list[tuple[list[str], int, list[str]]] = [
+    (["fitt"], 2, ["'fitt'", "Did you mean fit?"]),
+    (["fit"], 2, ["no model", "--config"]),
+    (["fit", "toy.yaml"], 2, ["toy.yaml", "--config=toy.yaml"]),
+    (["fit", "--config=vitt"], 2, ["vitt", "Did you mean vit?"]),
+    (["fit", "--config=nowhere/toy.yaml"], 2, ["nowhere/toy.yaml", "no such file"]),
+    (["fit", "TOY", "--model.attention=Lokal"], 2, ["--model.attention=Lokal", "Did you mean Local?"]),
+    (["fit", "TOY", "--model.attention=local"], 2, ["Did you mean Local?"]),
+    (["fit", "TOY", "--model.atention=Local"], 2, ["--model.atention", "Did you mean attention?"]),
+    (
+        ["fit", "TOY", "--model.attention=Local", "--model.attention.windw=3"],
+        2,
+        ["--model.attention.windw", "Did you mean window?"],
+    ),
+    (
+        ["fit", "TOY", "--model.attention=Local", "--model.attention.window=x"],
+        2,
+        ["--model.attention.window=x", "int"],
+    ),
+    (["fit", "TOY", "--data.batch_siz=7"], 2, ["--data.batch_siz", "Did you mean batch_size?"]),
+    (["fit", "TOY", "--data.batch_size", "x"], 2, ["--data.batch_size=x", "int"]),
+    (["fit", "TOY", "--data.batch_size=0"], 1, ["--data.batch_size is 0"]),
+    (["fit", "TOY", "--model.optim.lr=fast"], 2, ["--model.optim.lr=fast", "float"]),
+    (["fit", "TOY", "--model.optim.lrr=1"], 2, ["--model.optim.lrr", "Did you mean lr?"]),
+    (["fit", "TOY", "--model.optim.lr=-1"], 1, ["--model.optim.lr is -1"]),
+    (["fit", "TOY", "--model.optim.schedule=cosin"], 2, ["cosin", "inverse_sqrt", "Did you mean cosine?"]),
+    (["fit", "TOY", "--trainer.max_epoch=3"], 2, ["--trainer.max_epoch", "--trainer.max_epochs?"]),
+    (["fit", "TOY", "--trainer.max_ep=3"], 2, ["--trainer.max_ep", "--trainer.max_epochs?"]),
+    (["fit", "TOY", "--traner.max_epochs=3"], 2, ["--trainer.max_epochs?"]),
+    (["fit", "TOY", "--trainer.precision=17"], 2, ["--trainer.precision=17", "bf16-mixed"]),
+    (["fit", "TOY", "--trainer.accelerator=gppu"], 1, ["gppu", "cpu"]),
+    (["fit", "TOY", "--trainer.max_epochs=-1"], 1, ["--trainer.max_epochs", "schedule"]),
+    (["fit", "TOY", "--run.name=a/b"], 1, ["--run.name", "a/b"]),
+    (["fit", "TOY", "--ema.decay=2"], 1, ["--ema.decay is 2"]),
+    (["fit", "TOY", "--checkpoint.every_n_steps=-2"], 1, ["--checkpoint.every_n_steps is -2"]),
+    (["fit", "TOY", "--ckpt_path=none.ckpt"], 1, ["none.ckpt"]),
+    (["fit", "TOY", "--ckpt_path=last"], 1, ["--ckpt_path=last"]),
+    (["fit", "TOY", "--seed_everything=x"], 2, ["--seed_everything=x", "int"]),
+    (["fit", "TOY", "--model=Toyy"], 2, ["--model=Toyy", "Did you mean Toy?"]),
+    (["test", "TOY"], 1, ["--ckpt_path"]),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "said"), WRONG, ids=lambda part: str(part)[:60])
+def test_wrong_words_are_answered_in_three_lines(
+    words: list[str], status: int, said: list[str], config: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What came, what was expected, the nearest right word; no traceback, no folder but where it began."""
+    configs = config.parent / "configs"
+    configs.mkdir()
+    (configs / "vit.yaml").write_text("# a preset\n")
+    monkeypatch.setattr(usage, "CONFIGS", configs)
+    monkeypatch.chdir(config.parent)
+    argv = [f"--config={config}" if word == "TOY" else word for word in words]
+    assert main([*argv, *(["--run.wandb=false"] if "TOY" in words else [])]) == status
+    error = capsys.readouterr().err.strip()
+    for words_said in said:
+        assert words_said in error
+    assert len(error.splitlines()) <= 3
+    assert "Traceback" not in error
+    ran = [path for path in (config.parent / "runs").rglob("config.yaml")]
+    began = {"--trainer.max_epochs=-1", "--data.batch_size=0"} & set(words)
+    assert len(ran) == len(began)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("attention:", "atention:", ["--model.atention", "Did you mean attention?", "toy.yaml"]),
+        ("trainer:", "traner:", ["traner", "Did you mean trainer?", "toy.yaml"]),
+        ("lr:", "lrr:", ["--model.optim.lrr", "Did you mean lr?", "toy.yaml"]),
+        ("training_toys.Toy\n", "training_toyz.Toy\n", ["training_toyz.Toy"]),
+        ("trainer: {", "trainer: [", ["toy.yaml"]),
+    ],
+)
+def test_wrong_words_in_a_config_name_key_and_file(
+    old: str, new: str, said: list[str], config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(config.read_text().replace(old, new))
+    assert fit(config) == 2
+    error = capsys.readouterr().err.strip()
+    for words in said:
+        assert words in error
+    assert len(error.splitlines()) <= 3
+
+
+def test_short_names_of_presets_are_found(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(usage, "CONFIGS", config.parent)
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "a toy, to test the command line with" in out
+    assert all(command in out for command in COMMANDS)
+    assert main(["fit", "--config=toy", f"--run.root={config.parent}", "--run.wandb=false"]) == 0
+    assert (config.parent / "toy" / "0001-softmax-seed0").is_dir()
