@@ -21,7 +21,7 @@ setup: $(READY) ## make .venv and install everything into it (once; also done by
 $(READY): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable '.[experiments,dev,bench]'
-	@if [ -d .git ]; then $(BIN)/pre-commit install >/dev/null; fi
+	@if [ -e .git ]; then $(BIN)/pre-commit install >/dev/null || echo 'note: commit hooks were not installed'; fi
 	@touch $@
 
 train: $(READY) ## train and test: EXP=preset [ATTENTION=name] [ARGS="--option=value"]; without EXP lists the presets

@@ -4,11 +4,12 @@ An attention is two parts: a projection shell (``MultiheadAttention``) and a mec
 (``Softmax``, ``Local``, ...). Every mechanism keeps the contract of ``Mechanism``; ``check_attention`` tests it.
 """
 
+from attnzoo.bias import OffsetBias
 from attnzoo.blocks import DecoderBlock, EncoderBlock, FeedForward
 from attnzoo.catalogue import CATALOGUE, build, from_spec, spec
 from attnzoo.laws import check_attention
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism, OffsetBias, Traits
+from attnzoo.mechanism import Mechanism, Traits
 from attnzoo.mechanisms.additive import Additive
 from attnzoo.mechanisms.local import Local
 from attnzoo.mechanisms.softmax import Softmax

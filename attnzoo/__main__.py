@@ -3,26 +3,13 @@
 import argparse
 import inspect
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from attnzoo.catalogue import CATALOGUE
 from attnzoo.mechanism import Traits
 
-COLUMNS = (
-    "causal",
-    "bidirectional",
-    "cross",
-    "rectangular",
-    "key_keep",
-    "pair_keep",
-    "bias",
-    "streaming",
-    "grouped",
-    "linear_in_v",
-    "normalised",
-    "exact",
-    "linear_memory",
-)
+COLUMNS = [field.name for field in fields(Traits) if field.type is bool or field.type == "bool"]
 
 
 def table() -> str:

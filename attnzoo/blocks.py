@@ -22,6 +22,12 @@ class FeedForward(nn.Module):
         dim: E.
         hidden_dim: width in the middle; 4 E if None.
         dropout: after the GELU.
+
+    Example:
+        >>> import torch
+        >>> y, aux = FeedForward(8)(torch.randn(2, 5, 8))
+        >>> y.shape
+        torch.Size([2, 5, 8])
     """
 
     def __init__(self, dim: int, hidden_dim: int | None = None, dropout: float = 0.0) -> None:
@@ -29,12 +35,28 @@ class FeedForward(nn.Module):
         width = 4 * dim if hidden_dim is None else hidden_dim
         self.layers = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, dim))
 
-    def forward(self, x: Tensor, key_keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[B, T, E] -> [B, T, E] and aux. ``key_keep`` [B, T] tells which tokens are real."""
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, E] -> [B, T, E] and aux."""
         return self.layers(x), x.new_zeros(())
 
 
-class EncoderBlock(nn.Module):
+class _Residual(nn.Module):
+    """How a branch of a block goes in and comes out: pre-norm or post-norm, dropout, sum."""
+
+    norm_first: bool
+    dropout: nn.Dropout
+
+    def enter(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """What the branch sees."""
+        return norm(x) if self.norm_first else x
+
+    def leave(self, x: Tensor, y: Tensor, norm: nn.LayerNorm) -> Tensor:
+        """The sum of x and what the branch made of it."""
+        x = x + self.dropout(y)
+        return x if self.norm_first else norm(x)
+
+
+class EncoderBlock(_Residual):
     """Self-attention and a feed-forward, each inside a residual (He et al. 2016; Vaswani et al. 2017).
 
     Args:
@@ -73,12 +95,11 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, T, E] -> [B, T, E] and aux. Padding comes out finite, whatever went in."""
-        keep = as_mask(mask).key_keep
-        x = hide(x, keep)
-        inner = self.attention_norm(x) if self.norm_first else x
-        x = x + self.dropout(self.attention(inner, mask=mask, positions=positions))
-        x = x if self.norm_first else self.attention_norm(x)
-        return _feed_forward(self, x, keep)
+        x = hide(x, as_mask(mask).key_keep)
+        y = self.attention(self.enter(x, self.attention_norm), mask=mask, positions=positions)
+        x = self.leave(x, y, self.attention_norm)
+        y, aux = self.feed_forward(self.enter(x, self.feed_forward_norm))
+        return self.leave(x, y, self.feed_forward_norm), aux
 
 
 class DecoderState(NamedTuple):
@@ -88,7 +109,7 @@ class DecoderState(NamedTuple):
     memory: State
 
 
-class DecoderBlock(nn.Module):
+class DecoderBlock(_Residual):
     """Causal self-attention, cross-attention to an encoder, and a feed-forward.
 
     Args:
@@ -101,6 +122,19 @@ class DecoderBlock(nn.Module):
         dropout: of each branch.
         norm_first: pre-norm rather than post-norm.
         site: further keywords of the self-attention: position, num_kv_heads, and facts of the site.
+
+    Raises:
+        ValueError: for a ``mechanism`` that cannot be causal, or a ``cross_mechanism`` that cannot cross.
+
+    Example:
+        >>> import torch
+        >>> block, source = DecoderBlock(16, 2).eval(), torch.randn(2, 7, 16)
+        >>> target = torch.randn(2, 5, 16)
+        >>> whole, aux = block(target, source)
+        >>> first, state = block.step(target[:, :3], block.init_state(source, max_len=5))
+        >>> rest, state = block.step(target[:, 3:], state)
+        >>> torch.allclose(torch.cat([first, rest], dim=1), whole, atol=1e-5)
+        True
     """
 
     def __init__(
@@ -138,15 +172,13 @@ class DecoderBlock(nn.Module):
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """[B, T, E] and the encoder's [B, S, context_dim] -> [B, T, E] and aux."""
-        keep = as_mask(mask).key_keep
-        x = hide(x, keep)
-        inner = self.attention_norm(x) if self.norm_first else x
-        x = x + self.dropout(self.attention(inner, mask=mask, positions=positions))
-        x = x if self.norm_first else self.attention_norm(x)
-        inner = self.cross_norm(x) if self.norm_first else x
-        x = x + self.dropout(self.cross_attention(inner, context, mask=context_mask))
-        x = x if self.norm_first else self.cross_norm(x)
-        return _feed_forward(self, x, keep)
+        x = hide(x, as_mask(mask).key_keep)
+        y = self.attention(self.enter(x, self.attention_norm), mask=mask, positions=positions)
+        x = self.leave(x, y, self.attention_norm)
+        y = self.cross_attention(self.enter(x, self.cross_norm), context, mask=context_mask)
+        x = self.leave(x, y, self.cross_norm)
+        y, aux = self.feed_forward(self.enter(x, self.feed_forward_norm))
+        return self.leave(x, y, self.feed_forward_norm), aux
 
     def init_state(self, context: Tensor, max_len: int, *, context_mask: Mask | None = None) -> DecoderState:
         """The state before the first token: room for ``max_len`` of them, and the projected context."""
@@ -155,22 +187,10 @@ class DecoderBlock(nn.Module):
 
     def step(self, x: Tensor, state: DecoderState, *, mask: Mask | None = None) -> tuple[Tensor, DecoderState]:
         """t new tokens [B, t, E] -> [B, t, E] and the next state; equals the rows of one whole pass."""
-        keep = as_mask(mask).key_keep
-        x = hide(x, keep)
-        inner = self.attention_norm(x) if self.norm_first else x
-        y, past = self.attention.step(inner, state.past, mask=mask)
-        x = x + self.dropout(y)
-        x = x if self.norm_first else self.attention_norm(x)
-        inner = self.cross_norm(x) if self.norm_first else x
-        y, memory = self.cross_attention.step(inner, state.memory, on_memory=True)
-        x = x + self.dropout(y)
-        x = x if self.norm_first else self.cross_norm(x)
-        y, _ = _feed_forward(self, x, keep)
-        return y, DecoderState(past, memory)
-
-
-def _feed_forward(block: EncoderBlock | DecoderBlock, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    inner = block.feed_forward_norm(x) if block.norm_first else x
-    y, aux = block.feed_forward(inner, keep)
-    x = x + block.dropout(y)
-    return (x if block.norm_first else block.feed_forward_norm(x)), aux
+        x = hide(x, as_mask(mask).key_keep)
+        y, past = self.attention.step(self.enter(x, self.attention_norm), state.past, mask=mask)
+        x = self.leave(x, y, self.attention_norm)
+        y, memory = self.cross_attention.step(self.enter(x, self.cross_norm), state.memory, on_memory=True)
+        x = self.leave(x, y, self.cross_norm)
+        y, _ = self.feed_forward(self.enter(x, self.feed_forward_norm))
+        return self.leave(x, y, self.feed_forward_norm), DecoderState(past, memory)

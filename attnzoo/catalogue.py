@@ -84,6 +84,11 @@ def construct(factory: Factory, num_heads: int, head_dim: int, **facts: Any) -> 
     made = factory(num_heads, head_dim, **given)
     if not isinstance(made, Mechanism):
         raise ValueError(f"an attention factory must give an attnzoo.Mechanism, {name} gave {type(made).__name__}")
+    if (made.num_heads, made.head_dim) != (num_heads, head_dim):
+        raise ValueError(
+            f"{name} was asked for num_heads={num_heads}, head_dim={head_dim} and gave {made.num_heads}, "
+            f"{made.head_dim}; a factory takes both from its arguments"
+        )
     return made
 
 
@@ -98,6 +103,8 @@ def spec(factory: Factory) -> dict[str, Any]:
         {'class_path': 'attnzoo.mechanisms.local.Local', 'init_args': {'window': 5}}
     """
     cls = mechanism_class(factory)
+    if isinstance(factory, functools.partial) and any(not callable(part) for part in factory.args):
+        raise ValueError(f"{_name(factory)}: give options by name, functools.partial({_name(factory)}, option=...)")
     return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": _options(factory)}
 
 
@@ -161,18 +168,17 @@ def _options(factory: Factory) -> dict[str, Any]:
     return inner | factory.keywords
 
 
-def _keywords(factory: Factory) -> list[str]:
+def _signature(factory: Factory) -> inspect.Signature:
     try:
-        target: Factory = mechanism_class(factory)
+        return inspect.signature(mechanism_class(factory))
     except ValueError:
-        target = factory
-    parameters = inspect.signature(target).parameters.values()
+        return inspect.signature(factory)
+
+
+def _keywords(factory: Factory) -> list[str]:
+    parameters = _signature(factory).parameters.values()
     return [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)][2:]
 
 
 def _takes_anything(factory: Factory) -> bool:
-    try:
-        target: Factory = mechanism_class(factory)
-    except ValueError:
-        target = factory
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(target).parameters.values())
+    return any(p.kind is p.VAR_KEYWORD for p in _signature(factory).parameters.values())

@@ -48,7 +48,7 @@ class Mask(NamedTuple):
         Raises:
             ValueError: if a length is negative or above ``max_len``.
         """
-        if not isinstance(lengths, Tensor) or lengths.dim() != 1:
+        if not isinstance(lengths, Tensor) or lengths.dim() != 1 or lengths.is_floating_point():
             raise ValueError(f"lengths must be an integer tensor [B], got {lengths!r}")
         longest = int(lengths.max()) if lengths.numel() else 0
         size = longest if max_len is None else max_len
@@ -84,6 +84,9 @@ class Mask(NamedTuple):
         """Raises ``ValueError`` unless every part fits B, H, T, S and is boolean where it must be."""
         if not isinstance(self.causal, bool):
             raise ValueError(f"mask.causal must be True or False, got {self.causal!r}")
+        for name in ("key_keep", "pair_keep", "segments"):
+            if not isinstance(getattr(self, name), Tensor | None):
+                raise ValueError(f"mask.{name} must be a tensor, got {type(getattr(self, name)).__name__}")
         if self.key_keep is not None:
             _check_boolean("mask.key_keep", self.key_keep)
             _check_shape("mask.key_keep", self.key_keep, "[B, S]", (batch, keys))
@@ -91,7 +94,7 @@ class Mask(NamedTuple):
             _check_boolean("mask.pair_keep", self.pair_keep)
             check_pair_shape("mask.pair_keep", self.pair_keep, batch, heads, queries, keys)
         if self.segments is not None:
-            if self.segments.is_floating_point() or self.segments.dtype == torch.bool:
+            if self.segments.dtype not in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8):
                 raise ValueError(f"mask.segments must be integers [B, T], got {self.segments.dtype}")
             if queries != keys:
                 raise ValueError(f"mask.segments is for self-attention, where T equals S; got T={queries} and S={keys}")
@@ -102,8 +105,6 @@ class Mask(NamedTuple):
         parts = []
         if self.causal and queries > 1:
             parts.append(causal_pattern(queries, keys, device))
-        if self.causal and queries == 1 and keys == 0:
-            parts.append(torch.zeros(1, 0, dtype=torch.bool, device=device))
         if self.pair_keep is not None:
             parts.append(self.pair_keep)
         if self.key_keep is not None:
@@ -185,6 +186,11 @@ def hide(x: Tensor, key_keep: Tensor | None) -> Tensor:
     return x.masked_fill(~key_keep[..., None], 0)
 
 
+def hide_keys(x: Tensor, key_keep: Tensor | None) -> Tensor:
+    """x [B, G, S, D] with 0 where ``key_keep`` [B, S], checked already, is False."""
+    return x if key_keep is None else x.masked_fill(~key_keep[:, None, :, None], 0)
+
+
 def _places_in_segments(segments: Tensor, key_keep: Tensor | None) -> Tensor:
     # Sorted by segment the members of one stand together, so one running count serves all: O(T log T).
     ids, order = segments.sort(dim=1, stable=True)
@@ -231,6 +237,8 @@ def check_pair_shape(name: str, value: Tensor, batch: int, heads: int, queries: 
 
 
 def _check_boolean(name: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a boolean tensor, got {type(value).__name__}")
     if value.dtype != torch.bool:
         raise ValueError(
             f"{name} must be boolean, True where a key may be attended; got {value.dtype}. "

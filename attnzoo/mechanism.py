@@ -5,32 +5,14 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head wi
 
 import inspect
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from attnzoo.mask import Mask, as_mask, check_pair_shape
+from attnzoo.bias import Bias, OffsetBias
+from attnzoo.mask import Mask, as_mask, check_pair_shape, hide_keys
 from attnzoo.state import KVState, State
-
-
-class OffsetBias(NamedTuple):
-    """Terms to be added to the scores that depend on the offset of key and query alone.
-
-    Attributes:
-        values: [H, T + S - 1]; query ``i`` and key ``j`` take ``values[h, j - i + T - 1]``. Window, block
-            and tiled kernels read it as it is, without ever making T x S numbers.
-    """
-
-    values: Tensor
-
-    def dense(self, queries: int) -> Tensor:
-        """The same terms as [1, H, T, S]."""
-        keys = self.values.shape[-1] - queries + 1
-        return self.values.unfold(-1, keys, 1).flip(-2)[None]
-
-
-Bias = Tensor | OffsetBias
 
 
 @dataclass(frozen=True)
@@ -49,7 +31,8 @@ class Traits:
         grouped: the number of key/value heads may be a divisor of the number of query heads.
         linear_in_v: the output is linear in v, so ``attention_map`` exists.
         normalised: the weights are >= 0 and each row sums to 1.
-        exact: softmax of its own scores over all visible keys, no approximation.
+        exact: a softmax over all visible keys, no approximation: of q . k / sqrt(D) + bias, or of scores
+            whose formula stands in ``attnzoo.reference.FORMULAS``.
         shared_qk: the keys are the queries, so the shell has no key projection.
         linear_memory: never makes a tensor of T x S elements.
         complexity: time, in the letters above.
@@ -151,7 +134,7 @@ class Mechanism(nn.Module):
         """
         mask = as_mask(mask)
         self.check_call(q, k, v, mask, bias)
-        return self._attend(q, self.prepare_keys(_hide(k, mask.key_keep)), _hide(v, mask.key_keep), mask, bias)
+        return self._attend(q, self.prepare_keys(hide_keys(k, mask.key_keep)), hide_keys(v, mask.key_keep), mask, bias)
 
     def init_state(
         self,
@@ -170,6 +153,9 @@ class Mechanism(nn.Module):
         """
         self.require("streaming", "step")
         groups = self.num_heads if num_kv_heads is None else num_kv_heads
+        own = next(self.parameters(), None)
+        if own is not None:
+            dtype, device = dtype or own.dtype, device or own.device
         with torch.no_grad():
             probe = self.prepare_keys(torch.zeros(1, groups, 1, self.head_dim, dtype=dtype, device=device))
         k = probe.new_zeros(batch_size, probe.shape[1], max_len, probe.shape[3])
@@ -183,13 +169,17 @@ class Mechanism(nn.Module):
             k: [B, G, S, D].
             v: [B, G, S, Dv].
             mask: its ``key_keep`` is stored; ``pair_keep`` belongs to each ``step``.
+
+        Raises:
+            ValueError: if the mechanism cannot cross, or the mask holds more than ``key_keep``.
         """
         mask = as_mask(mask)
         self.require("cross", "memory")
         if mask.causal or mask.pair_keep is not None or mask.segments is not None:
             raise ValueError(f"{type(self).__name__}.memory takes key_keep only; give pair_keep to step")
         mask.check(k.shape[0], self.num_heads, 1, k.shape[2])
-        return KVState(self.prepare_keys(_hide(k, mask.key_keep)), _hide(v, mask.key_keep), mask.key_keep, k.shape[2])
+        keys, values = self.prepare_keys(hide_keys(k, mask.key_keep)), hide_keys(v, mask.key_keep)
+        return KVState(keys, values, mask.key_keep, k.shape[2], fixed=True)
 
     def step(
         self,
@@ -215,16 +205,24 @@ class Mechanism(nn.Module):
 
         Returns:
             [B, H, t, Dv] and the next state.
+
+        Raises:
+            ValueError: when the state is full, or the arguments do not fit it.
         """
         mask = as_mask(mask)
         if mask.segments is not None:
             raise ValueError(f"{type(self).__name__}.step takes no mask.segments: a state is one sequence a row")
         if (k is None) != (v is None):
             raise ValueError("step takes k and v together, or neither of them on a memory")
+        if (k is None) != state.fixed:
+            raise ValueError(
+                "new keys were given on a memory; a memory takes queries alone"
+                if state.fixed
+                else "step on a state of self-attention needs k and v; only a memory takes queries alone"
+            )
         if k is not None and v is not None:
-            self.require("streaming", "step")
             Mask(key_keep=mask.key_keep).check(q.shape[0], self.num_heads, q.shape[2], k.shape[2])
-            k, v = _hide(k, mask.key_keep), _hide(v, mask.key_keep)
+            k, v = hide_keys(k, mask.key_keep), hide_keys(v, mask.key_keep)
             keys = self.prepare_keys(k)
             tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, v, state.k, state.v))
             state = state.append(keys, v, mask.key_keep, copy=tracked)
@@ -239,7 +237,9 @@ class Mechanism(nn.Module):
     def _attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
         # The one place that every call passes, whole or by steps: record() listens here.
         if q.shape[2] == 0 or v.shape[2] == 0:
-            return v.new_zeros(*q.shape[:3], v.shape[3])
+            # Hangs on its inputs, so that the gradients of a batch that happens to be empty are 0, not missing.
+            nothing = q[:0].sum() + keys[:0].sum() + v[:0].sum()
+            return v.new_zeros(*q.shape[:3], v.shape[3]) + nothing
         out = self.attend(q, keys, v, mask, bias)
         rows = mask.rows_with_keys(q.shape[2], v.shape[2], q.device)
         return out if rows is None else out.masked_fill(~rows[..., None], 0)
@@ -275,17 +275,20 @@ class Mechanism(nn.Module):
             self.require("grouped", f"{groups} key/value heads for {heads} query heads")
         mask.check(batch, heads, queries, keys)
         self.require("causal" if mask.causal else "bidirectional", f"mask.causal={mask.causal}")
-        if queries != keys:
+        if queries != keys and not self.traits.rectangular:  # a text of sizes would fix them for compile
             self.require("rectangular", f"{queries} queries for {keys} keys")
         for trait, part in (("key_keep", "key_keep"), ("pair_keep", "pair_keep"), ("pair_keep", "segments")):
             if getattr(mask, part) is not None:
                 self.require(trait, f"mask.{part}")
         if bias is not None:
             self.require("bias", "bias")
-            self._check_bias(bias, batch, queries, keys)
+            self.check_bias(bias, batch, queries, keys)
 
-    def _check_bias(self, bias: Bias, batch: int, queries: int, keys: int) -> None:
+    def check_bias(self, bias: Bias, batch: int, queries: int, keys: int) -> None:
+        """Raises ``ValueError`` unless the bias is floating point and fits B, H, T, S."""
         values = bias.values if isinstance(bias, OffsetBias) else bias
+        if not isinstance(values, Tensor):
+            raise ValueError(f"bias must be a tensor or an OffsetBias, got {type(values).__name__}")
         if not values.is_floating_point():
             raise ValueError(f"bias must be floating point, got {values.dtype}; what hides a key is a mask, boolean")
         if isinstance(bias, OffsetBias):
@@ -294,7 +297,3 @@ class Mechanism(nn.Module):
                 raise ValueError(f"OffsetBias must be [H, T + S - 1] = {expected}, got {tuple(values.shape)}")
         else:
             check_pair_shape("bias", bias, batch, self.num_heads, queries, keys)
-
-
-def _hide(x: Tensor, key_keep: Tensor | None) -> Tensor:
-    return x if key_keep is None else x.masked_fill(~key_keep[:, None, :, None], 0)

@@ -5,9 +5,9 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head wi
 
 from torch import Tensor, nn
 
+from attnzoo.bias import Bias
 from attnzoo.catalogue import Factory, construct
 from attnzoo.mask import Mask, as_mask, hide
-from attnzoo.mechanism import Bias, OffsetBias
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.positions import RelativeBias, Rotary, Rotary2D
 from attnzoo.state import State
@@ -98,8 +98,13 @@ class MultiheadAttention(nn.Module):
             self.mechanism.require("bias", "a relative bias")
             if position.num_heads != num_heads:
                 raise ValueError(f"the relative bias is for {position.num_heads} heads, the attention has {num_heads}")
-        elif position is not None and position.head_dim != width:
+        elif isinstance(position, Rotary | Rotary2D) and position.head_dim != width:
             raise ValueError(f"the position is for head_dim={position.head_dim}, the attention has {width}")
+        elif position is not None and not isinstance(position, Rotary | Rotary2D):
+            raise ValueError(
+                f"position must be a Rotary, Rotary2D or RelativeBias of attnzoo.positions, got {position!r}; "
+                f"other encodings are added to the embeddings"
+            )
         self.position = position
         source = dim if context_dim is None else context_dim
         self.q_proj = nn.Linear(dim, num_heads * width, bias=bias)
@@ -110,11 +115,10 @@ class MultiheadAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Xavier uniform weights, zero biases."""
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            if projection is not None:
-                nn.init.xavier_uniform_(projection.weight)
-                if projection.bias is not None:
-                    nn.init.zeros_(projection.bias)
+        for projection in filter(None, (self.q_proj, self.k_proj, self.v_proj, self.out_proj)):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
 
     def forward(
         self,
@@ -150,19 +154,36 @@ class MultiheadAttention(nn.Module):
         positions: Tensor | None = None,
         context_positions: Tensor | None = None,
     ) -> Tensor:
-        """The output of each head before the output projection, [B, H, T, Dv]. Arguments as ``forward``."""
+        """The output of each head before the output projection, [B, H, T, Dv].
+
+        Arguments as ``forward``.
+
+        Raises:
+            ValueError: for shapes that do not fit, and for what the mechanism or the site cannot honour.
+        """
         mask = self._site_mask(mask)
+        for name, tensor, width in (("x", x, self.q_proj.in_features), ("context", context, self.v_proj.in_features)):
+            if tensor is not None and (tensor.dim() != 3 or tensor.shape[2] != width):
+                raise ValueError(f"{name} must be [B, length, {width}], got {tuple(tensor.shape)}")
         for name, places in (("positions", positions), ("context_positions", context_positions)):
             if places is not None and not isinstance(self.position, Rotary | Rotary2D):
                 own = "None" if self.position is None else type(self.position).__name__
                 raise ValueError(f"{name} were given, but position={own} does not read them; a Rotary does")
         if context is None:
+            if context_positions is not None:
+                raise ValueError("context_positions were given without a context")
             x = source = hide(x, mask.key_keep)
             if positions is None and self.position is not None:
                 positions = mask.positions(x.shape[1], x.device)
             context_positions = positions
         else:
             self.mechanism.require("cross", "a context")
+            if mask.segments is not None:
+                raise ValueError("mask.segments is for self-attention; a context takes pair_keep")
+            if isinstance(self.position, RelativeBias):
+                raise ValueError(
+                    "position=RelativeBias has no meaning between two sequences; build cross-attention without it"
+                )
             if (positions is None) != (context_positions is None):
                 raise ValueError("cross-attention takes positions and context_positions together, or neither of them")
             source = hide(context, mask.key_keep)
@@ -176,7 +197,13 @@ class MultiheadAttention(nn.Module):
         return self.out_proj(heads.transpose(1, 2).flatten(2))
 
     def init_state(self, batch_size: int, max_len: int) -> State:
-        """An empty state for causal self-attention over at most ``max_len`` tokens."""
+        """An empty state for causal self-attention over at most ``max_len`` tokens.
+
+        Raises:
+            ValueError: if the site was built with causal=False, or the mechanism cannot work token by token.
+        """
+        if self.causal is False:
+            raise ValueError("this attention was built with causal=False; decoding by steps is causal")
         weight = self.v_proj.weight
         return self.mechanism.init_state(
             batch_size,
@@ -191,7 +218,10 @@ class MultiheadAttention(nn.Module):
         """Projects a context [B, S, context_dim] once, for cross-attention by ``step``."""
         mask = as_mask(mask)
         source = hide(context, mask.key_keep)
-        return self.mechanism.memory(self._keys(source), self._values(source), mask)
+        self.mechanism.require("cross", "a memory")
+        assert self.k_proj is not None
+        k, v = (_split(projection(source), self.num_kv_heads) for projection in (self.k_proj, self.v_proj))
+        return self.mechanism.memory(k, v, mask)
 
     def step(
         self,
@@ -213,17 +243,25 @@ class MultiheadAttention(nn.Module):
 
         Returns:
             [B, t, out_dim] and the next state.
+
+        Raises:
+            ValueError: when the state is full, or the arguments do not fit it.
         """
         mask = as_mask(mask)
+        if self.causal is False and not on_memory:
+            raise ValueError("this attention was built with causal=False; decoding by steps is causal")
+        if on_memory != state.fixed:
+            raise ValueError(f"on_memory={on_memory}, but the state is {'a' if state.fixed else 'no'} memory")
         if on_memory:
             q = _split(self.q_proj(x), self.num_heads)
             heads, state = self.mechanism.step(q, None, None, state, mask, bias)
             return self.merge(heads), state
         x = hide(x, mask.key_keep)
         q, k, v = self._project(x, x)
-        positions = state.length[:, None] + mask.positions(x.shape[1], x.device)
-        keys = state.used + x.shape[1]
-        q, k, bias = self._place(q, k, bias, positions, positions, keys)
+        positions = x.new_zeros(0)
+        if isinstance(self.position, Rotary | Rotary2D):
+            positions = state.length[:, None] + mask.positions(x.shape[1], x.device)
+        q, k, bias = self._place(q, k, bias, positions, positions, state.used + x.shape[1])
         heads, state = self.mechanism.step(q, k, v, state, mask, bias)
         return self.merge(heads), state
 
@@ -235,14 +273,8 @@ class MultiheadAttention(nn.Module):
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = _split(self.q_proj(x), self.num_heads)
-        return q, q if self.k_proj is None else self._keys(source), self._values(source)
-
-    def _keys(self, source: Tensor) -> Tensor:
-        assert self.k_proj is not None
-        return _split(self.k_proj(source), self.num_kv_heads)
-
-    def _values(self, source: Tensor) -> Tensor:
-        return _split(self.v_proj(source), self.num_kv_heads)
+        k = q if self.k_proj is None else _split(self.k_proj(source), self.num_kv_heads)
+        return q, k, _split(self.v_proj(source), self.num_kv_heads)
 
     def _place(
         self,
@@ -256,18 +288,13 @@ class MultiheadAttention(nn.Module):
         if self.position is None:
             return q, k, bias
         if isinstance(self.position, RelativeBias):
-            return q, k, _add(self.position(q.shape[2], keys or k.shape[2]), bias, q.shape[2])
+            length = k.shape[2] if keys is None else keys
+            if bias is not None:  # before the sum, in which broadcasting would hide what does not fit
+                self.mechanism.check_bias(bias, q.shape[0], q.shape[2], length)
+            return q, k, self.position(q.shape[2], length).plus(bias, q.shape[2])
         assert positions is not None
         return self.position(q, positions), self.position(k, context_positions), bias
 
 
 def _split(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def _add(own: OffsetBias, given: Bias | None, queries: int) -> Bias:
-    if given is None:
-        return own
-    if isinstance(given, OffsetBias):
-        return OffsetBias(own.values + given.values)
-    return own.dense(queries) + given

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attnzoo.mechanism import OffsetBias
+from attnzoo.bias import OffsetBias
 
 
 def sinusoids(positions: Tensor, dim: int, base: float = 10000.0) -> Tensor:
@@ -37,6 +37,10 @@ def _sin_cos(positions: Tensor, pairs: int, dim: int, base: float) -> tuple[Tens
 
 class Sinusoidal(nn.Module):
     """Fixed sinusoids (Vaswani et al. 2017, arXiv:1706.03762, section 3.5), interleaved as in the paper.
+
+    Args:
+        dim: width; odd ones end on a sin.
+        base: of the wave lengths.
 
     Example:
         >>> Sinusoidal(4)(torch.tensor([1]))
@@ -55,8 +59,16 @@ class Sinusoidal(nn.Module):
 class Learned(nn.Module):
     """A learned row for each of ``max_len`` places.
 
+    Args:
+        dim: width.
+        max_len: how many places.
+
     Raises:
         ValueError: in ``forward``, for a place outside the table, naming both numbers.
+
+    Example:
+        >>> Learned(8, max_len=16)(torch.arange(5)).shape
+        torch.Size([5, 8])
     """
 
     def __init__(self, dim: int, max_len: int) -> None:
@@ -69,6 +81,8 @@ class Learned(nn.Module):
         # On an accelerator the places are not read back, which would stall it: their number is checked.
         on_cpu = positions.device.type == "cpu" and not torch.compiler.is_compiling()
         needed = int(positions.max()) + 1 if on_cpu and positions.numel() else positions.shape[-1]
+        if on_cpu and positions.numel() and int(positions.min()) < 0:
+            raise ValueError(f"places must be at least 0, got {int(positions.min())}")
         if needed > len(self.table):
             raise ValueError(f"{needed} places are needed, the learned position table has {len(self.table)} (max_len)")
         return self.table[positions]
@@ -121,12 +135,19 @@ class Rotary(nn.Module):
 class Rotary2D(nn.Module):
     """Rotary positions on a grid: the first half of the channels turns by the row, the second by the column.
 
+    The axial form of rotary positions for pictures (Heo et al. 2024, arXiv:2403.13298).
+
     Args:
         head_dim: D, a multiple of 4.
         base: of the wave lengths; small, since grids are short.
 
     Raises:
         ValueError: if ``head_dim`` is no multiple of 4.
+
+    Example:
+        >>> places = torch.cartesian_prod(torch.arange(2), torch.arange(3))     # a grid of 2 x 3
+        >>> Rotary2D(8)(torch.randn(1, 2, 6, 8), places).shape
+        torch.Size([1, 2, 6, 8])
     """
 
     def __init__(self, head_dim: int, base: float = 100.0) -> None:
@@ -151,12 +172,18 @@ def halves_to_neighbours(head_dim: int) -> Tensor:
     """Order of channels that turns weights made for layout "halves" into ones for "neighbours".
 
     ``weight.unflatten(0, (H, D))[:, order].flatten(0, 1)`` on the q and k projections keeps every score.
+
+    Example:
+        >>> halves_to_neighbours(4)
+        tensor([0, 2, 1, 3])
     """
     return torch.arange(head_dim).view(2, head_dim // 2).T.flatten()
 
 
 class RelativeBias(nn.Module):
     """A learned term for each head and offset, clipped: s_ij += table[h, clip(p_j - p_i, -C, C)].
+
+    The clipping of Shaw et al. 2018 (arXiv:1803.02155) with scalars instead of vectors.
 
     Keys further away than ``max_distance`` share a value; the same distance to the left and to the right
     does not.
@@ -167,6 +194,10 @@ class RelativeBias(nn.Module):
 
     Raises:
         ValueError: for a negative ``max_distance``.
+
+    Example:
+        >>> RelativeBias(num_heads=2, max_distance=3)(queries=1, keys=5).values.shape
+        torch.Size([2, 5])
     """
 
     def __init__(self, num_heads: int, max_distance: int = 16) -> None:
@@ -186,8 +217,18 @@ class RelativeBias(nn.Module):
 class Sinusoidal2D(nn.Module):
     """Fixed sinusoids on a grid: the first half of the channels from the row, the second from the column.
 
+    As in the plain ViT-S/16 of Beyer et al. 2022 (arXiv:2205.01580).
+
+    Args:
+        dim: width, a multiple of 4.
+        base: of the wave lengths.
+
     Raises:
         ValueError: if ``dim`` is no multiple of 4.
+
+    Example:
+        >>> Sinusoidal2D(8)(torch.tensor([[0, 0], [0, 1]])).shape
+        torch.Size([2, 8])
     """
 
     def __init__(self, dim: int, base: float = 10000.0) -> None:
@@ -204,10 +245,17 @@ class Sinusoidal2D(nn.Module):
 class Learned2D(nn.Module):
     """A learned row for each place of a grid, and for each prefix token (class token) before it.
 
+    As in the Vision Transformer, resized the way it is fine-tuned (Dosovitskiy et al. 2020, arXiv:2010.11929,
+    section 3.2).
+
     Args:
         dim: width.
         grid: (rows, columns).
         prefix_tokens: how many tokens stand before the grid.
+
+    Example:
+        >>> Learned2D(8, grid=(4, 6), prefix_tokens=1).resized((8, 12)).table.shape
+        torch.Size([97, 8])
     """
 
     def __init__(self, dim: int, grid: tuple[int, int], prefix_tokens: int = 0) -> None:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnzoo.bias import Bias, OffsetBias
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Bias, Mechanism, OffsetBias
+from attnzoo.mechanism import Mechanism
 
 
 class Call(NamedTuple):
@@ -34,7 +35,8 @@ class Call(NamedTuple):
 
     def map(self, queries: Tensor | None = None) -> Tensor:
         """The attention map of this call, [B, H, T or len(queries), S]; see ``attention_map``."""
-        return _map(self.mechanism, self.q, self.k, self.mask, self.bias, queries)
+        with torch.no_grad():
+            return _map(self.mechanism, self.q, self.k, self.mask, self.bias, queries)
 
 
 @contextmanager

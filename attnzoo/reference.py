@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from attnzoo.bias import Bias, OffsetBias
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Bias, Mechanism, OffsetBias
+from attnzoo.mechanism import Mechanism
 from attnzoo.mechanisms.additive import Additive
 from attnzoo.mechanisms.softmax import Softmax
 
@@ -56,7 +57,8 @@ def formula_of(mechanism: Mechanism) -> Formula | None:
 
 def dot_product(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
     """Softmax of q . k / sqrt(D) + bias over the visible keys of the mechanism's own pattern."""
-    scale = getattr(mechanism, "scale", None) or q.shape[-1] ** -0.5
+    scale = getattr(mechanism, "scale", None)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
 
     def score(head: int, query: Tensor, key: Tensor) -> Tensor:
         return key @ query * scale
@@ -91,7 +93,7 @@ def weighted_sum(
     """For each query: the softmax of ``score(head, query [D], keys [n, D])`` over its n visible keys, times v."""
     batch, heads, queries, _ = q.shape
     keys, share = k.shape[2], heads // k.shape[1]
-    seen = visible_pairs(mask, batch, heads, queries, keys)
+    seen = visible_pairs(mask, batch, heads, queries, keys, q.device)
     if pattern is not None:
         seen = seen & pattern.to(seen.device)
     terms = torch.zeros(batch, heads, queries, keys, dtype=q.dtype, device=q.device)
@@ -113,9 +115,11 @@ def weighted_sum(
     return torch.stack(rows).view(batch, heads, queries, v.shape[-1])
 
 
-def visible_pairs(mask: Mask, batch: int, heads: int, queries: int, keys: int) -> Tensor:
+def visible_pairs(
+    mask: Mask, batch: int, heads: int, queries: int, keys: int, device: torch.device | None = None
+) -> Tensor:
     """Bool [B, H, T, S] by the definition of each part of ``Mask``."""
-    seen = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
+    seen = torch.ones(batch, heads, queries, keys, dtype=torch.bool, device=device)
     for i in range(queries):
         if mask.causal:
             seen[:, :, i, max(0, i + keys - queries + 1) :] = False

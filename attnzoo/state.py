@@ -20,12 +20,14 @@ class KVState(NamedTuple):
         v: values [B, G, max_len, Dv].
         keep: bool [B, max_len], False at padding; None while nothing was padded.
         used: how many slots are filled, the same for each row.
+        fixed: whether this is a memory, whose keys all came at once.
     """
 
     k: Tensor
     v: Tensor
     keep: Tensor | None
     used: int
+    fixed: bool = False
 
     @property
     def length(self) -> Tensor:
@@ -82,6 +84,13 @@ def reorder(state: S, rows: Tensor) -> S:
     Args:
         state: any mechanism's state, or a named tuple of states.
         rows: int64 [B'], indices into the batch; one row may be picked many times.
+
+    Example:
+        >>> from attnzoo import Softmax
+        >>> x = torch.randn(2, 1, 3, 4)
+        >>> _, state = Softmax(1, 4).step(x, x, x, Softmax(1, 4).init_state(2, max_len=5))
+        >>> reorder(state, torch.tensor([1, 1, 0])).length
+        tensor([3, 3, 3])
     """
 
     def pick(part: Any) -> Any:

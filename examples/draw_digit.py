@@ -1,7 +1,8 @@
 """Draw a digit in the browser and see what a trained model reads.
 
-    pip install '.[experiments,demo]'
-    python examples/draw_digit.py [CHECKPOINT]
+    make setup
+    .venv/bin/pip install --editable '.[demo]'
+    .venv/bin/python -m examples.draw_digit [CHECKPOINT]
 
 Without a checkpoint it takes the best one of the newest finished vision run under runs/.
 """

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 
 from experiments.__main__ import main as run
-from experiments.training.usage import nearest, presets
+from experiments.training.usage import UsageError, config_path, presets
 
 TARGETS = {
     "train": {"EXP": "--config", "ATTENTION": "--model.attention"},
@@ -48,11 +48,12 @@ def main(target: str, environment: Mapping[str, str]) -> int:
             f"error: make {target} needs {required}=, for example: make {target} {required}=digit.png", file=sys.stderr
         )
         return 2
-    if target == "train" and environment["EXP"] not in presets():
-        known = ", ".join(presets())
-        print(f"error: EXP={environment['EXP']} is no preset.{nearest(environment['EXP'], presets())}", file=sys.stderr)
-        print(f"Presets: {known}", file=sys.stderr)
-        return 2
+    if target == "train":
+        try:
+            config_path(environment["EXP"])
+        except UsageError as error:
+            print(f"error: {error}".replace("--config=", "EXP="), file=sys.stderr)
+            return 2
     try:
         return run(words(target, environment))
     except ValueError as error:  # ARGS with a quote that is not closed

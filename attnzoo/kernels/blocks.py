@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.sdpa import fused
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Bias, OffsetBias
 
 
 def banded(
@@ -41,7 +41,7 @@ def banded(
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
     # A place lies in S-T .. S-1, so no window can show more than this, however wide it was set.
-    left, right = min(left, keys - 1), 0 if mask.causal else min(right, max(queries, keys) - 1)
+    left, right = min(left, keys - 1), 0 if mask.causal else min(right, queries - 1)
     reach = left + right
     # Blocks as long as the band do twice the work that is needed; short bands pay per block instead.
     block = min(queries, max(reach + 1, 32))

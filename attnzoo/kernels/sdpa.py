@@ -3,16 +3,16 @@
 Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head width, Dv value width.
 """
 
-import contextlib
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from attnzoo.bias import Bias, OffsetBias
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Bias, OffsetBias
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -81,24 +81,20 @@ def fused(
     backend: str = "auto",
 ) -> Tensor:
     """torch's call with grouped heads, under the back end asked for."""
-    context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if backend != "auto":
-        if not torch.compiler.is_compiling():
-            chosen, reasons = choice(q, k, v, attn_mask, is_causal=is_causal, dropout=dropout, backend=backend)
-            if chosen is None:
-                raise ValueError(f"back end {backend!r} cannot serve this call: {reasons}; use backend='auto'")
-        context = sdpa_kernel(BACKENDS[backend])
-    with context:
-        return scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=attn_mask,
-            dropout_p=dropout,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
+    named: dict[str, Any] = {
+        "dropout_p": dropout,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
+    if backend == "auto":
+        return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **named)
+    if not torch.compiler.is_compiling():
+        chosen, reasons = choice(q, k, v, attn_mask, is_causal=is_causal, dropout=dropout, backend=backend)
+        if chosen is None:
+            raise ValueError(f"back end {backend!r} cannot serve this call: {reasons}; use backend='auto'")
+    with sdpa_kernel(BACKENDS[backend]):
+        return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **named)
 
 
 def choice(
@@ -114,7 +110,8 @@ def choice(
     """The kernel that torch will take, and what it says against the faster ones.
 
     Returns:
-        A name in ``BACKENDS``, or None if the back end asked for refuses; and torch's reasons.
+        A name in ``BACKENDS`` ("default" on devices other than CPU and CUDA), or None if the back end asked for
+        refuses; and torch's reasons.
     """
     names = {value.value: name for name, value in BACKENDS.items()}
     gqa = q.shape[1] != k.shape[1]
@@ -124,6 +121,8 @@ def choice(
 
     if backend == "math":
         return "math", ""
+    if q.device.type not in ("cpu", "cuda"):
+        return ("default", "") if backend == "auto" else (None, f"it is not offered on {q.device.type}")
     chosen = names.get(ask()) if backend == "auto" else None
     if chosen is not None and chosen != "math":
         return chosen, ""

@@ -67,7 +67,7 @@ def check_attention(
         mechanism: any ``Mechanism``; it is copied, not changed. Best with several heads and a small width.
         formula: its slow float64 formula; from ``attnzoo.reference`` if None.
         laws: names in ``LAWS``; all if None.
-        max_len: the longest sequence that the mechanism takes.
+        max_len: the longest sequence that the mechanism takes; 128 stands for any length.
 
     Returns:
         Law -> "holds", or "not claimed".
@@ -97,6 +97,8 @@ def check_attention(
             law.check(subject)
         except (LawBroken, ValueError) as error:
             broken.append(f"{name}: {error}")
+        except Exception as error:  # a mechanism under examination may raise anything
+            broken.append(f"{name}: {type(error).__name__}: {error}")
         else:
             verdicts[name] = "holds"
     if broken:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnzoo.bias import Bias, OffsetBias
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Bias, Mechanism, OffsetBias, Traits
+from attnzoo.mechanism import Mechanism, Traits
 from attnzoo.reference import Formula
 
 
@@ -34,8 +35,8 @@ class Subject:
         return self.mechanism.traits
 
     def copy(self, dtype: torch.dtype = torch.float32, training: bool = False) -> Mechanism:
-        """A copy in the precision asked for, in evaluation unless told otherwise."""
-        return copy.deepcopy(self.mechanism).to(dtype).train(training)
+        """A copy on the CPU in the precision asked for, in evaluation unless told otherwise."""
+        return copy.deepcopy(self.mechanism).to("cpu", dtype).train(training)
 
     def inputs(
         self,
@@ -59,11 +60,11 @@ class Subject:
 
     def lengths(self) -> list[int]:
         """Sequence lengths to try: every small one, and some around block sizes."""
-        return [n for n in (1, 2, 3, 5, 8, 13, 33, 65) if n <= self.max_len]
+        return [n for n in (*range(1, 18), 33, 65) if n <= self.max_len]
 
     def sizes(self) -> list[tuple[int, int]]:
-        """(T, S) to try: equal, fewer queries, more queries."""
-        square = [(n, n) for n in self.lengths() if n <= 33]
+        """(T, S) to try against the slow formula: equal, fewer queries, more queries."""
+        square = [(n, n) for n in (1, 2, 3, 5, 8, 13, 33) if n <= self.max_len]
         return square + ([(1, 7), (3, 8), (9, 4), (2, 1)] if self.traits.rectangular else [])
 
     def causal_modes(self) -> list[bool]:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Bias, Mechanism, OffsetBias, Traits
+from attnzoo.mechanism import Mechanism, Traits
 
 CHUNK_ELEMENTS = 1 << 22
 """How large the tanh tensor of one chunk of queries, [B, H, chunk, S, A], may grow."""
@@ -54,6 +55,7 @@ class Additive(Mechanism):
         width = head_dim if hidden_dim is None else hidden_dim
         if width < 1:
             raise ValueError(f"Additive: hidden_dim must be at least 1, got {hidden_dim}")
+        self.hidden_dim = width
         self.query_weight = nn.Parameter(torch.empty(num_heads, head_dim, width))
         self.key_weight = nn.Parameter(torch.empty(num_heads, head_dim, width))
         self.score_weight = nn.Parameter(torch.empty(num_heads, width))
@@ -79,8 +81,9 @@ class Additive(Mechanism):
         terms = bias.dense(queries) if isinstance(bias, OffsetBias) else bias
         visible, terms = _four(visible), _four(terms)
 
-        chunk = max(1, CHUNK_ELEMENTS // max(1, batch * heads * length * keys.shape[-1]))
-        if chunk >= queries:
+        chunk = self._chunk(batch, length)
+        # An exported program has no fixed batch, so nothing may be decided by its size.
+        if torch.compiler.is_exporting() or chunk >= queries:
             return self._rows(projected, keys, v, visible, terms)
         parts = []
         for start in range(0, queries, chunk):
@@ -97,10 +100,13 @@ class Additive(Mechanism):
             keep = terms > -torch.inf if keep is None else keep & (terms > -torch.inf)
         return nn.functional.dropout(masked_softmax(scores, keep), self.dropout, self.training) @ v
 
+    def _chunk(self, batch: int, keys: int) -> int:
+        """How many queries are taken at once."""
+        return max(1, CHUNK_ELEMENTS // max(1, batch * self.num_heads * keys * self.hidden_dim))
+
     def explain(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> str:
         """Says in how many chunks the queries are taken."""
-        pair = q.shape[0] * q.shape[1] * k.shape[2] * self.key_weight.shape[-1]
-        chunk = max(1, CHUNK_ELEMENTS // max(1, pair))
+        chunk = self._chunk(q.shape[0], k.shape[2])
         return f"plain torch operations, {-(-q.shape[2] // chunk)} chunk(s) of queries"
 
 

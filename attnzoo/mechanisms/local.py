@@ -14,9 +14,10 @@ Left out: dilation, and the global tokens of Longformer.
 
 from torch import Tensor, arange
 
+from attnzoo.bias import Bias
 from attnzoo.kernels.blocks import banded
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Bias, Mechanism, Traits
+from attnzoo.mechanism import Mechanism, Traits
 
 
 class Local(Mechanism):
@@ -58,7 +59,7 @@ class Local(Mechanism):
         if isinstance(window, int):
             if window < 1:
                 raise ValueError(f"Local: window counts the query's own place, so it is at least 1; got {window}")
-        elif len(window) != 2 or min(window) < 0:
+        elif len(window) != 2 or any(not isinstance(reach, int) or reach < 0 for reach in window):
             raise ValueError(f"Local: window must be a number or (left, right), both >= 0; got {window}")
         self.window = window
         if causal is False:

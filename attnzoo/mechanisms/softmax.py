@@ -11,13 +11,15 @@ Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, section 3.2.
 Left out: nothing. Dropout acts on a_ij, after the softmax, in training only.
 """
 
+import math
 from typing import Literal, get_args
 
 from torch import Tensor
 
+from attnzoo.bias import Bias
 from attnzoo.kernels import sdpa
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Bias, Mechanism, Traits
+from attnzoo.mechanism import Mechanism, Traits
 
 Backend = Literal["auto", "flash", "efficient", "cudnn", "math"]
 
@@ -34,7 +36,7 @@ class Softmax(Mechanism):
             dropout on a CPU, so there it takes the one that makes T x S numbers.
 
     Raises:
-        ValueError: for an unknown back end.
+        ValueError: for an unknown back end, or a scale that is not finite.
 
     Example:
         >>> import torch
@@ -57,6 +59,8 @@ class Softmax(Mechanism):
         super().__init__(num_heads, head_dim, dropout=dropout)
         if backend not in get_args(Backend):
             raise ValueError(f"Softmax: backend must be one of {', '.join(get_args(Backend))}; got {backend!r}")
+        if scale is not None and not math.isfinite(scale):
+            raise ValueError(f"Softmax: scale must be a finite number, got {scale}")
         self.backend = backend
         self.scale = scale
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import shutil
 import signal
@@ -162,10 +163,17 @@ class BestAndLast(Checkpoint):
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         score, loss = (float(trainer.callback_metrics[name]) for name in ("val/primary", "val/loss"))
+        # A NaN is smaller than nothing and larger than nothing: it would stay the best for ever.
+        score, loss = -math.inf if math.isnan(score) else score, math.inf if math.isnan(loss) else loss
         # A small validation part gives many equal scores; among these the loss decides.
         if self.best_score is None or (score, -loss) > (self.best_score, -self._best_loss):
             self.best_score, self._best_loss, self.best_step = score, loss, trainer.global_step
             self._save(trainer, "best.ckpt")
+        ends_here = trainer.should_stop or trainer.global_step == trainer.max_steps
+        stepped = self._stepped(trainer, trainer.fit_loop.epoch_loop.batch_idx)
+        if stepped and not trainer.is_last_batch and (ends_here or self._signal is not None):
+            self._save(trainer, "last.ckpt")
+            self._stop_if_asked(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save after a full epoch; an epoch that was left early has been saved where it was left."""
@@ -185,6 +193,9 @@ class BestAndLast(Checkpoint):
 
     def _save(self, trainer: pl.Trainer, name: str) -> None:
         assert self.folder is not None
+        # What a checkpoint has behind it must be on the disk first: a resumed run does not measure it again.
+        for logger in trainer.loggers:
+            logger.save()
         trainer.save_checkpoint(self.folder / name, weights_only=False)
 
     @staticmethod

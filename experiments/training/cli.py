@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import yaml
 from jsonargparse import ArgumentError, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -27,12 +28,12 @@ from experiments.training.console import Report, parameter_count
 from experiments.training.ema import Ema, EmaWeights
 from experiments.training.loggers import CsvRows
 from experiments.training.module import Experiment
-from experiments.training.resuming import refuse_differences, run_config
-from experiments.training.runs import RunFolder, RunOptions, commit, newest_last
+from experiments.training.resuming import config_of_run, refuse_differences, refuse_other_training
+from experiments.training.runs import RunFolder, RunOptions, commit
 from experiments.training.throughput import Throughput
 from experiments.training.usage import UsageError
 from experiments.training.wandb_rows import WandbRows
-from experiments.training.words import help_of_config, resolve_configs, value_of
+from experiments.training.words import help_of_config, resolve_configs, resolve_last, value_of
 
 FIT = """Trains, tests the best checkpoint, prints the figures and what comes next.
 
@@ -52,7 +53,7 @@ FOLDER = "ATTNZOO_RUN_FOLDER"
 DECIDED = (
     "logger", "default_root_dir", "enable_model_summary", "enable_autolog_hparams", "enable_checkpointing",
     "use_distributed_sampler", "reload_dataloaders_every_n_epochs", "fast_dev_run", "overfit_batches",
-    "barebones", "model_registry",
+    "barebones", "model_registry", "enable_progress_bar",
 )  # fmt: skip
 """Options of the Trainer that are settled here, or that would bypass run folder, loggers or loader."""
 
@@ -70,7 +71,7 @@ class ExperimentCLI(LightningCLI):
     """
 
     def __init__(self, words: list[str], *, resume: bool) -> None:
-        words, preset = resolve_configs(words)
+        words, preset = resolve_last(*resolve_configs(words))
         self.words = help_of_config(words)
         self.resume = resume
         self.default_preset = preset
@@ -117,10 +118,16 @@ class ExperimentCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the words; with --ckpt_path and no --config, over the options of that run."""
         path = value_of(self.words, "--ckpt_path")
-        alone = path not in (None, "last", "null") and value_of(self.words, "--config") is None
+        given = value_of(self.words, "--config") or value_of(self.words, "-c")
+        alone = path not in (None, "null") and given is None
         try:
-            start = parser.parse_object(run_config(Path(str(path)), self.resume)) if alone else None
-            self.config = parser.parse_args(self.words, namespace=start)
+            words, start = self.words, None
+            file = config_of_run(Path(str(path))) if alone and self.resume else None
+            if file is not None:
+                words = [f"--config={file}", *words]
+            elif alone:
+                start = parser.parse_object(saved.options(saved.origin(saved.read(str(path)))))
+            self.config = parser.parse_args(words, namespace=start)
         except ArgumentError as error:
             raise complain(str(error), parser, self.words) from error
         for key in ("model", "data"):
@@ -142,7 +149,7 @@ class ExperimentCLI(LightningCLI):
             self.datamodule.order_seed = self.config["seed_everything"]
         wanted = self.config["ckpt_path"]
         if wanted is not None:
-            self.checkpoint = newest_last(self.options) if wanted == "last" else Path(wanted)
+            self.checkpoint = Path(wanted)
             self.content = saved.read(self.checkpoint)
             if not self.options.override_ckpt:
                 refuse_differences(self.checkpoint, self.content, self.model, self.datamodule, self.resume)
@@ -185,7 +192,7 @@ class ExperimentCLI(LightningCLI):
         try:
             return pl.Trainer(**config)
         except (ValueError, MisconfigurationException) as error:
-            if self.folder is not None and self.checkpoint is None:
+            if self.folder is not None and self.checkpoint is None and rank_zero_only.rank == 0:
                 shutil.rmtree(self.folder.path)
             raise ValueError(str(error)) from error
 
@@ -222,6 +229,8 @@ class ExperimentCLI(LightningCLI):
     def _keep_config(self, folder: RunFolder, step: int) -> None:
         """Where options have changed, let `config.yaml` tell those of now, and keep the others beside it."""
         now = self.dump()
+        if not self.options.override_ckpt:
+            refuse_other_training(folder.path, yaml.safe_load(now))
         if now != folder.config.read_text(encoding="utf-8"):
             folder.config.rename(folder.path / f"config-to-step-{step}.yaml")
             folder.config.write_text(now, encoding="utf-8")

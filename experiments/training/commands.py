@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import shutil
+import signal
 import sys
 import time
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from experiments.training import console, pictures, runs, saved
 from experiments.training.checkpoints import Stopped
@@ -44,9 +47,17 @@ def fit(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 128 + stop.number
+    except SIGTERMException:  # Lightning's own, while the best checkpoint is tested; without an exit status
+        status = "stopped"
+        print("stopped by SIGTERM during the test; the checkpoints stand", file=sys.stderr)
+        return 128 + signal.SIGTERM
     finally:
         seconds = time.monotonic() - started
-        if status != "finished":
+        refused = status == "failed" and cli.checkpoint is None and cli.trainer.global_step == 0
+        if refused and cli.folder is not None and cli.trainer.is_global_zero:
+            # Nothing was trained, so there is nothing to keep, and no number to use up.
+            shutil.rmtree(cli.folder.path)
+        elif status != "finished":
             _record(cli, status, seconds, {})
         if wandb is not None and status != "finished":
             wandb.finish(exit_code=1)
@@ -54,14 +65,16 @@ def fit(argv: list[str]) -> int:
     if not cli.trainer.is_global_zero:
         return 0
     assert cli.folder is not None
-    files = pictures.save_pictures(cli.model, cli.datamodule, cli.folder.figures)
-    following = _next_commands(cli, wandb)
-    if wandb is not None:
-        wandb.log_figures(files, cli.trainer.global_step)
-        wandb.summarise({"best/score": cli.keeper.best_score, "best/step": cli.keeper.best_step, **tested})
-        wandb.finish(exit_code=0)
-    shown = {**tested, "seconds": results["seconds"]}
-    console.say(console.results(shown, following))
+    # Said first: the run is finished, and stays so whatever happens to its pictures.
+    console.say(console.results({**tested, "seconds": results["seconds"]}, _next_commands(cli, wandb)))
+    try:
+        files = pictures.save_pictures(cli.model, cli.datamodule, cli.folder.figures)
+        if wandb is not None:
+            wandb.log_figures(files, cli.trainer.global_step)
+            wandb.summarise({"best/score": cli.keeper.best_score, "best/step": cli.keeper.best_step, **tested})
+    finally:
+        if wandb is not None:
+            wandb.finish(exit_code=0)
     return 0
 
 
@@ -129,7 +142,8 @@ def _record(cli: ExperimentCLI, status: str, seconds: float, tested: dict[str, f
         "best_val_primary": cli.keeper.best_score,
         "versions": saved.versions(),
         "commit": runs.commit(),
-        "metrics": tested,
+        # JSON knows no NaN.
+        "metrics": {name: value if math.isfinite(value) else None for name, value in tested.items()},
     }
     if cli.trainer.is_global_zero:
         cli.folder.write_results(results)
@@ -141,5 +155,6 @@ def _next_commands(cli: ExperimentCLI, wandb: WandbRows | None) -> list[str]:
     path = shlex.quote(str(best))
     commands = [f"{python()} -m experiments test --ckpt_path={path}", *cli.model.next_commands(path)]
     if wandb is not None and wandb.offline_folder is not None:
-        commands.append(f"{python()} -m wandb sync {shlex.quote(str(wandb.offline_folder))}")
+        # A run that was taken up again has several, which make one run there.
+        commands.append(f"{python()} -m wandb sync {shlex.quote(str(wandb.offline_folder.parent))}/offline-run-*")
     return commands

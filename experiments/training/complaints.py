@@ -51,7 +51,11 @@ Complaint = tuple[str, str, list[str]]
 def _unknown_word(word: str, options: list[str]) -> UsageError:
     name = word.partition("=")[0]
     if not name.startswith("-"):
-        return UsageError(f"{word!r} stands alone; options begin with two dashes. Did you mean --config={word}?")
+        meant = f"--{word}" if f"--{name}" in options or "=" in word else f"--config={word}"
+        return UsageError(
+            f"{word!r} stands alone; options begin with two dashes. Did you mean {meant}? "
+            f"A value with a space in it needs quotes."
+        )
     group = [option for option in options if option.rpartition(".")[0] == name.rpartition(".")[0]]
     near = nearest(name, group or options)
     return UsageError(f"{name}: there is no such option.{near}\n--help lists all options.")
@@ -78,19 +82,20 @@ def _unknown_option(option: str, inner: str, message: str, parser: ArgumentParse
 
 
 def _unknown_class(option: str, inner: str, message: str, argv: list[str]) -> Complaint | None:
-    kinds = r"import path string: (\S+)|(No module named|Unable to import|not correspond to)"
+    named = r"import path string: (\S+)|Expected a path but (\S+) either"
+    kinds = rf"{named}|(No module named|Unable to import|not correspond to)"
     match = re.search(kinds, inner)
     if match is None:
         return None
     path = re.search(r"class_path '([\w.]+)'", message)
-    word = match[1] or (path[1] if path else _value(message))
+    word = match[1] or match[2] or (path[1] if path else _value(message))
     known: list[str] = []
     if "attention" in option:
         known = list(CATALOGUE)
     elif option == "--model":
         known = _subclasses(Experiment)
     where = _written(argv, word) or option
-    return where, f"{where}={word}: there is no such class.{nearest(word, known)}", known
+    return where, f"{where}={word}: there is no such class.{nearest(word.rpartition('.')[2], known)}", known
 
 
 def _wrong_value(option: str, inner: str, message: str, argv: list[str]) -> Complaint | None:
@@ -171,7 +176,8 @@ def _accepted(message: str) -> list[str]:
 def _top(parser: ArgumentParser, groups: list[str]) -> list[str]:
     names = [option.removeprefix("--") for option in _options(parser)]
     depth = len(groups)
-    return list(dict.fromkeys(name.split(".")[depth] for name in names if name.split(".")[:depth] == groups))
+    split = [name.split(".") for name in names]
+    return list(dict.fromkeys(parts[depth] for parts in split if len(parts) > depth and parts[:depth] == groups))
 
 
 def _group(parser: ArgumentParser, group: str, message: str) -> list[str]:

@@ -68,9 +68,12 @@ def sites(model: Experiment, data: pl.LightningDataModule) -> list[str]:
         return []
     batch = data.transfer_batch_to_device(next(iter(data.val_dataloader())), model.device, 0)
     model.eval()
-    with torch.no_grad(), record(model.network) as calls:
-        model.step(batch, "val")
-    model.train()
+    try:
+        # In the precision that will be trained in, for the kernel depends on it.
+        with model.trainer.precision_plugin.forward_context(), torch.no_grad(), record(model.network) as calls:
+            model.step(batch, "val")
+    finally:
+        model.train()
     found: dict[str, int] = {}
     for name, (call, *_) in calls.items():
         # Layers are numbered: `blocks.3.attention` is the site `attention`.

@@ -16,9 +16,8 @@ class Ema:
     """Averaging of weights.
 
     Args:
-        decay: share of the old average that stays at each optimiser step. While fewer steps than 1 / (1 -
-            decay) were taken, less of it stays, so that the start has no weight: min(decay, (1 + step) / (10
-            + step)).
+        decay: share of the old average that stays at each optimiser step. In the first 9 / (1 - decay) steps
+            less of it stays, min(decay, (1 + step) / (10 + step)), so that the start has no weight.
     """
 
     decay: float = 0.999

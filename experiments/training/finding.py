@@ -21,7 +21,7 @@ def newest_finished(task: str, root: str = "runs") -> Path:
         best = results.parent / "checkpoints" / "best.ckpt"
         content = json.loads(results.read_text(encoding="utf-8"))
         if content["task"] == task and content["status"] == "finished" and best.is_file():
-            found.append((best.stat().st_mtime, best))
+            found.append((results.stat().st_mtime, best))
     if not found:
         raise ValueError(
             f"no finished {task} run under {root}/; train one first, "

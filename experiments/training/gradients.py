@@ -32,7 +32,7 @@ class AccumulatedLoss:
         self._count = self._count + count.detach()
         if aux is None:
             return loss_sum / self._unit
-        self._aux = (self._aux or 0.0) + aux.detach() * count
+        self._aux = (0.0 if self._aux is None else self._aux) + aux.detach() * count
         return (loss_sum + aux * count) / self._unit
 
     def correction(self, trainer: pl.Trainer) -> Tensor | float:

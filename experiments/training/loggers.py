@@ -34,11 +34,13 @@ class CsvRows(Logger):
         rows = [row for row in read_rows(path) if int(row["step"]) <= steps_done]
         if rows:
             self._columns = list(rows[0])
-            if int(rows[-1]["step"]) == steps_done:
-                # More figures of this step may come, such as those of the test, and belong into its row.
-                self._row = {name: value for name, value in rows.pop().items() if value} | {"step": steps_done}
-                self._unsaved = True
-        self._start = self._rewrite(rows)
+        end = self._rewrite(rows)
+        self._start = end
+        if rows and int(rows[-1]["step"]) == steps_done:
+            # More figures of this step may come, such as those of the test, and belong into its row. It stays
+            # in the file meanwhile: a process that is killed now must not take it along.
+            self._row = {name: value for name, value in rows[-1].items() if value} | {"step": steps_done}
+            self._start = len(self._text(rows[:-1]))
 
     @property
     def name(self) -> str:
@@ -86,13 +88,16 @@ class CsvRows(Logger):
 
     @rank_zero_only
     def _rewrite(self, rows: list[dict[str, Any]]) -> int:
+        content = self._text(rows)
+        write_whole(self.path, content)
+        return len(content)
+
+    def _text(self, rows: list[dict[str, Any]]) -> bytes:
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns)
         writer.writeheader()
         writer.writerows(rows)
-        content = text.getvalue().encode()
-        write_whole(self.path, content)
-        return len(content)
+        return text.getvalue().encode()
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -12,6 +14,8 @@ from torchmetrics import Metric, MetricCollection
 
 from experiments.training import gradients, optim, saved
 from experiments.training.losses import LossMean
+
+log = logging.getLogger("experiments")
 
 Stage = Literal["train", "val", "test"]
 
@@ -129,16 +133,21 @@ class Experiment(pl.LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW and a schedule that moves once per optimiser step."""
         assert self.network is not None
-        bound = None
-        if self.optim.schedule == "cosine":
-            bound = optim.total_steps(self.trainer)
-            if bound is None:
-                raise ValueError(
-                    "--model.optim.schedule=cosine must know where the run ends; set --trainer.max_epochs or "
-                    "--trainer.max_steps, or take another schedule."
-                )
+        total = optim.total_steps(self.trainer)
+        if total is None and self.optim.schedule == "cosine":
+            raise ValueError(
+                "--model.optim.schedule=cosine must know where the run ends; set --trainer.max_epochs or "
+                "--trainer.max_steps, or take another schedule."
+            )
+        if total is not None and total <= self.optim.warmup_steps:
+            log.warning(
+                "The run has %d steps, and %d of warm-up: it never reaches --model.optim.lr. Lower "
+                "--model.optim.warmup_steps or --data.batch_size, or raise --trainer.max_epochs.",
+                total,
+                self.optim.warmup_steps,
+            )
         optimizer = self.optim.optimizer(self.network)
-        scheduler = self.optim.scheduler(optimizer, bound)
+        scheduler = self.optim.scheduler(optimizer, total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_train_start(self) -> None:
@@ -185,6 +194,12 @@ class Experiment(pl.LightningModule):
                 module.after_step(done)
         if self._logs_this_step():
             means = self._accumulated.means(self.trainer)
+            if not math.isfinite(means["train/loss"]):
+                raise ValueError(
+                    f"The loss is {means['train/loss']} in step {done}, at rate {self._row['lr']:.3g} and gradient "
+                    f"norm {self._row['grad_norm']:.3g}. Lower --model.optim.lr, warm up longer "
+                    f"(--model.optim.warmup_steps), or clip (--trainer.gradient_clip_val=1)."
+                )
             self.log("train/loss", means["train/loss"], prog_bar=True, logger=False)
             self.write({**means, **self._row}, step=done)
         self._accumulated = gradients.AccumulatedLoss()

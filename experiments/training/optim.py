@@ -42,6 +42,8 @@ class Optim:
     def __post_init__(self) -> None:
         if self.lr <= 0:
             raise ValueError(f"--model.optim.lr is {self.lr}; it must be above 0.")
+        if self.weight_decay < 0:
+            raise ValueError(f"--model.optim.weight_decay is {self.weight_decay}; it must be 0 or more.")
         if self.warmup_steps < 0:
             raise ValueError(f"--model.optim.warmup_steps is {self.warmup_steps}; it must be 0 or more.")
         if not 0 <= self.min_lr_ratio <= 1:
@@ -73,8 +75,8 @@ class Optim:
         """AdamW over the parameters of `network` that are trained."""
         decayed, spared = split_parameters(network)
         groups = [
-            {"params": decayed, "weight_decay": self.weight_decay},
-            {"params": spared, "weight_decay": 0.0},
+            {"params": decayed, "weight_decay": self.weight_decay, "decays": True},
+            {"params": spared, "weight_decay": 0.0, "decays": False},
         ]
         groups = [group for group in groups if group["params"]]
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps)
@@ -88,7 +90,7 @@ class Optim:
         """Put these options in force again after a checkpoint brought those it was trained with."""
         for group in optimizer.param_groups:
             group.update(betas=self.betas, eps=self.eps, initial_lr=self.lr)
-            group["weight_decay"] = self.weight_decay if group["weight_decay"] else 0.0
+            group["weight_decay"] = self.weight_decay if group["decays"] else 0.0
             group["lr"] = self.lr * scheduler.lr_lambdas[0](scheduler.last_epoch)
         scheduler.base_lrs = [self.lr] * len(optimizer.param_groups)
 

@@ -11,14 +11,20 @@ import yaml
 from experiments.training import saved
 from experiments.training.module import Experiment
 
+OF_TRAINING = (
+    "accumulate_grad_batches",
+    "gradient_clip_algorithm",
+    "gradient_clip_val",
+    "limit_train_batches",
+    "precision",
+)
+"""Options of the trainer that change what a step does. How long to train may be changed freely."""
 
-def run_config(checkpoint: Path, resume: bool) -> dict[str, Any]:
-    """Options for going on: those of the run. For testing, or a file that stands alone: those in it."""
+
+def config_of_run(checkpoint: Path) -> Path | None:
+    """The options of the run that a checkpoint stands in, or None where the file stands alone."""
     config = checkpoint.resolve().parent.parent / "config.yaml"
-    if resume and config.is_file():
-        options: dict[str, Any] = yaml.safe_load(config.read_text(encoding="utf-8"))
-        return options
-    return saved.options(saved.origin(saved.read(checkpoint)))
+    return config if config.is_file() else None
 
 
 def refuse_differences(
@@ -40,6 +46,31 @@ def refuse_differences(
     if differences:
         raise ValueError(
             f"{path} was trained with other options. {'; '.join(differences)}.\n"
+            "Leave them out, or let those given now win by --run.override_ckpt=true."
+        )
+
+
+def refuse_other_training(folder: Path, now: dict[str, Any]) -> None:
+    """Stop where a run that goes on in its folder would train in another way than before.
+
+    Args:
+        folder: of the run; its `config.yaml` has the options until now.
+        now: all options of now, as they would be written there.
+
+    Raises:
+        ValueError: with each difference.
+    """
+    before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    differences = {}
+    for name in ("ema", *(f"trainer.{option}" for option in OF_TRAINING)):
+        section, _, option = name.rpartition(".")
+        there, here = ((all_of.get(section, {}) if section else all_of).get(option) for all_of in (before, now))
+        if there != here:
+            differences[name] = (there, here)
+    if differences:
+        said = "; ".join(f"--{name} was {there!r} and is {here!r} now" for name, (there, here) in differences.items())
+        raise ValueError(
+            f"The run in {folder} was trained with other options. {said}.\n"
             "Leave them out, or let those given now win by --run.override_ckpt=true."
         )
 

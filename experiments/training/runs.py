@@ -35,6 +35,7 @@ class RunOptions:
     override_ckpt: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "root", str(Path(self.root).expanduser()))
         for option in ("preset", "name"):
             value = getattr(self, option)
             if value is not None and not re.fullmatch(r"[\w][\w.-]*", value):
@@ -109,7 +110,7 @@ class RunFolder:
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write `results.json`, whole or not at all."""
-        write_whole(self.results, (json.dumps(results, indent=2) + "\n").encode())
+        write_whole(self.results, (json.dumps(results, indent=2, allow_nan=False) + "\n").encode())
 
     def read_results(self) -> dict[str, Any]:
         """Content of `results.json`, empty where there is none yet."""
@@ -125,20 +126,23 @@ def run_number(path: Path) -> int | None:
     return int(match[1]) if match and path.is_dir() else None
 
 
-def newest_last(options: RunOptions) -> Path:
-    """`last.ckpt` of the newest run of the preset that has one.
+def newest_last(root: str, preset: str | None) -> Path:
+    """`last.ckpt` of the run that wrote one last: of the preset, or of any where none is named.
 
     Raises:
         ValueError: there is none.
     """
-    parent = Path(options.root) / (options.preset or "run")
-    found = [path for path in parent.glob("*/checkpoints/last.ckpt") if run_number(path.parent.parent) is not None]
+    found = [
+        path
+        for path in Path(root).expanduser().glob(f"{preset or '*'}/*/checkpoints/last.ckpt")
+        if run_number(path.parent.parent) is not None
+    ]
     if not found:
         raise ValueError(
-            f"--ckpt_path=last: no run under {parent} has a last.ckpt; leave the option out to start one, "
-            "or give the path of a checkpoint."
+            f"--ckpt_path=last: no run under {Path(root, preset or '')} has a last.ckpt; leave the option out to "
+            "start one, or give the path of a checkpoint."
         )
-    return max(found, key=lambda path: run_number(path.parent.parent) or 0)
+    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def commit() -> str | None:

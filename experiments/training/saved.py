@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+import attnzoo
 from experiments.training import specs
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _OBJECTS = (
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of what the numbers of a run depend on."""
-    return {name: importlib.metadata.version(name) for name in ("attnzoo", "torch", "lightning")}
+    return {"attnzoo": attnzoo.__version__, "torch": str(torch.__version__), "lightning": pl.__version__}
 
 
 def add_origin(checkpoint: dict[str, Any], model: Experiment, data: pl.LightningDataModule | None) -> None:
@@ -67,6 +67,8 @@ def read(path: str | Path) -> dict[str, Any]:
         ValueError: half a file, a file of another kind, or one that holds objects.
     """
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give a checkpoint in it, such as {path}/checkpoints/best.ckpt.")
     if not path.is_file():
         raise FileNotFoundError(
             f"No checkpoint at {path}; give a .ckpt file, such as runs/<preset>/<run>/checkpoints/best.ckpt."
@@ -79,22 +81,21 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path} is refused: it holds objects, which would run code when loaded, or is no checkpoint. "
             f"Only tensors and plain values are read. ({reason[:160]})"
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(
-            f"{path} cannot be read as a checkpoint; is it cut off? ({str(error).splitlines()[0]})"
-        ) from error
+    except Exception as error:  # a damaged file may make the reader raise anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} cannot be read as a checkpoint; is it cut off? ({reason[:160]})") from error
     origin(checkpoint, str(path))
     return checkpoint
 
 
 def origin(checkpoint: Any, name: str = "This checkpoint") -> dict[str, Any]:
     """The entry that `add_origin` has written."""
-    if not isinstance(checkpoint, dict) or KEY not in checkpoint:
+    entry: Any = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
+    if not isinstance(entry, dict) or not {"class_path", "init_args", "facts"} <= entry.keys():
         raise ValueError(
             f"{name} was not written by an experiment of this project: it has no entry {KEY!r}. "
             "Give the best.ckpt or last.ckpt of a run."
         )
-    entry: dict[str, Any] = checkpoint[KEY]
     return entry
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from experiments.training.usage import config_path
+from experiments.training.runs import newest_last
+from experiments.training.usage import UsageError, config_path
 
 
 def resolve_configs(words: list[str]) -> tuple[list[str], str | None]:
@@ -24,6 +25,30 @@ def resolve_configs(words: list[str]) -> tuple[list[str], str | None]:
             expects = word in ("--config", "-c")
             resolved.append(word)
     return resolved, first
+
+
+def resolve_last(words: list[str], preset: str | None) -> tuple[list[str], str | None]:
+    """Words with `--ckpt_path=last` made the path of the newest run, and its preset.
+
+    One `--config` says which preset's newest run is meant. The options are then those of that run, not those of
+    the preset as it stands: a run that was started with more options goes on with them.
+    """
+    if value_of(words, "--ckpt_path") != "last":
+        return words, preset
+    root = value_of(words, "--run.root") or "runs"
+    path = newest_last(root, value_of(words, "--run.preset") or preset)
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if skip or name in ("--config", "-c", "--ckpt_path"):
+            skip = not skip and not equals
+        else:
+            kept.append(word)
+    configs = sum(word.partition("=")[0] in ("--config", "-c") for word in words)
+    if configs > 1:
+        raise UsageError("--ckpt_path=last takes its options from the run; leave out the second --config.")
+    return [f"--ckpt_path={path}", *kept], path.parent.parent.parent.name
 
 
 def help_of_config(words: list[str]) -> list[str]:

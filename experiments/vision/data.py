@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,8 @@ class ImageData(lightning.LightningDataModule):
     Args:
         path: None takes the 1,797 handwritten digits of scikit-learn, a fifth of them as test. Otherwise a
             folder with `train/<class>/*` (and `val`, `test`), with `<class>/*`, or with parquet files named
-            train*, val*, test*; or `hub:NAME`, a data set of a hub.
+            train*, val*, test*; or `hub:NAME`, a data set of a hub. A folder that is not found from here is
+            looked for in the one that ATTNZOO_DATA names.
         batch_size: pictures in a batch, of each process.
         image_size: height and width in pixels that pictures are brought to; one number for both. None keeps
             their own, which must then be the same for all.
@@ -153,6 +155,8 @@ class ImageData(lightning.LightningDataModule):
         if self.path.startswith(HUB):
             return find_hub(self.path.removeprefix(HUB), self.label_column)
         root = Path(self.path).expanduser()
+        if not root.is_dir() and "ATTNZOO_DATA" in os.environ:
+            root = Path(os.environ["ATTNZOO_DATA"], self.path)
         if not root.is_dir():
             raise ValueError(missing_path(root))
         return find_parquet(root, self.label_column) if has_parquet(root) else find_folder(root)

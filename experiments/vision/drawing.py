@@ -5,12 +5,16 @@ Rollout: Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", a
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from attnzoo import record
+from attnzoo import Mechanism, record
 from experiments.vision.network import VisionTransformer
+
+log = logging.getLogger("experiments")
 
 
 def block_maps(network: VisionTransformer, image: Tensor) -> list[Tensor]:
@@ -20,11 +24,12 @@ def block_maps(network: VisionTransformer, image: Tensor) -> list[Tensor]:
     """
     training = network.training
     network.eval()
-    with torch.no_grad(), record(network) as sites:
-        network(image)
-    maps = [calls[0].map()[0] for calls in sites.values()]
-    network.train(training)
-    return maps
+    try:
+        with torch.no_grad(), record(network) as sites:
+            network(image)
+        return [calls[0].map()[0] for calls in sites.values()]
+    finally:
+        network.train(training)
 
 
 def rollout(maps: list[Tensor]) -> Tensor:
@@ -54,10 +59,16 @@ def on_grid(network: VisionTransformer, weights: Tensor) -> Tensor:
 def attention_figures(network: VisionTransformer, image: Tensor) -> dict[str, Figure]:
     """One figure: the picture, the rollout over it, and below them every head of every block.
 
+    None, and a message that says so, where a mechanism is not linear in v and so has no map.
+
     Args:
         network: in evaluation or not; left as it was.
         image: pixels 0 to 1, [1, C, H, W].
     """
+    blind = {type(m).__name__ for m in network.modules() if isinstance(m, Mechanism) and not m.traits.linear_in_v}
+    if blind:
+        log.info("No attention picture: %s applies no matrix to the values.", ", ".join(sorted(blind)))
+        return {}
     maps = [weights.cpu() for weights in block_maps(network, image)]
     pixels = image[0].cpu().permute(1, 2, 0).numpy()
     heads = max(len(weights) for weights in maps)

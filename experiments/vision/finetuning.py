@@ -24,7 +24,9 @@ def start_from(network: nn.Module, classes: list[str], path: str, replace_head: 
         ValueError: if the classes differ and ``replace_head`` is off, or if weights do not fit.
     """
     checkpoint = saved.read(path)
-    before = saved.origin(checkpoint)["facts"]["classes"]
+    before = saved.origin(checkpoint)["facts"].get("classes")
+    if before is None:
+        raise ValueError(f"{path} is no image classifier; give the best.ckpt of a vision run by --model.init_from")
     weights = {
         name.removeprefix("network."): value
         for name, value in checkpoint["state_dict"].items()

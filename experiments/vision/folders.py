@@ -14,6 +14,7 @@ from experiments.vision.pictures import is_picture, read_picture
 from experiments.vision.sources import Pictures, Source
 
 PARTS = ("train", "val", "test")
+_LIKE_PARTS = {*PARTS, "training", "valid", "validation", "dev", "testing"}
 # Folders that systems make and their file viewers do not show.
 _SYSTEM_FOLDERS = {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 
@@ -82,8 +83,12 @@ def missing_path(path: Path) -> str:
 
 
 def _from_classes(root: Path, folders: list[str], notes: list[str]) -> Source:
-    if folders and set(folders) <= set(PARTS):
-        raise ValueError(f"{root} holds {_few(folders)} but no train/; name the training folder train.")
+    parts = [name for name in folders if name.lower() in _LIKE_PARTS]
+    if parts:
+        raise ValueError(
+            f"{root} holds {_few(parts)} but no train/. Those are parts of the data, not classes; "
+            "name them train, val and test, or rename the class."
+        )
     files = _class_files(root, notes)
     classes = sorted(files)
     _require(classes, root)
@@ -134,7 +139,14 @@ def _visible_folders(folder: Path) -> list[str]:
 
 def _visible_files(folder: Path) -> list[Path]:
     files = []
+    visited: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
+        # A link to a folder above would bring the same pictures again and again.
+        here = os.path.realpath(place)
+        if here in visited:
+            folders[:] = []
+            continue
+        visited.add(here)
         folders[:] = sorted(name for name in folders if _is_visible(name))
         files += [Path(place, name) for name in sorted(names) if not name.startswith(".")]
     return files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -12,34 +13,21 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from attnzoo import Mechanism, Softmax
-from experiments.training.losses import cross_entropy_sum
+from experiments.training.losses import LossMean, cross_entropy_sum
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
 from experiments.vision.drawing import attention_figures
 from experiments.vision.finetuning import start_from
-from experiments.vision.network import Pictures, PositionName, VisionTransformer
+from experiments.vision.network import PictureFacts, PositionName, VisionTransformer
 from experiments.vision.pictures import read_picture, scale_pixels, to_tensor
 
 
-class NegativeLogLikelihood(Metric):
+class NegativeLogLikelihood(LossMean):
     """Mean of -log p(label) in nats, without smoothing, exact for unequal batches."""
-
-    full_state_update = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("count", torch.zeros((), dtype=torch.long), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Logits [B, classes] and labels int64 [B]."""
-        total, count = cross_entropy_sum(logits, labels)
-        self.total += total
-        self.count += count
-
-    def compute(self) -> Tensor:
-        """The mean so far."""
-        return self.total / self.count
+        super().update(*cross_entropy_sum(logits, labels))
 
 
 class ImageClassifier(Experiment):
@@ -94,26 +82,13 @@ class ImageClassifier(Experiment):
             raise ValueError("--model.replace_head=true needs --model.init_from, the checkpoint to start from")
         self.label_smoothing = label_smoothing
         self.init_from, self.replace_head = init_from, replace_head
-        self._options = {
-            "attention": attention,
-            "attention_at": attention_at,
-            "position": position,
-            "dim": dim,
-            "depth": depth,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "hidden_dim": hidden_dim,
-            "patch_size": patch_size,
-            "stem": stem,
-            "pool": pool,
-            "dropout": dropout,
-        }
 
     def build_network(self, facts: dict[str, Any]) -> VisionTransformer:
         """The network for pictures with these facts."""
         height, width = facts["image_size"]
-        pictures = Pictures(height, width, facts["channels"], len(facts["classes"]), facts["mean"], facts["std"])
-        return VisionTransformer(pictures, **self._options)
+        pictures = PictureFacts(height, width, facts["channels"], len(facts["classes"]), facts["mean"], facts["std"])
+        named = inspect.signature(VisionTransformer).parameters
+        return VisionTransformer(pictures, **{name: value for name, value in self.hparams.items() if name in named})
 
     def setup(self, stage: str) -> None:
         """Take the facts over, and in a new run the weights of ``init_from``."""
@@ -166,12 +141,19 @@ class ImageClassifier(Experiment):
         assert self.network is not None
         if not isinstance(images, Tensor):
             images = self.read(images)
+        if images.dim() not in (3, 4):
+            raise ValueError(
+                f"predict takes pictures [B, C, H, W] or one picture [C, H, W], got {tuple(images.shape)}; "
+                f"one of grey pixels [H, W] becomes that by images[None]"
+            )
         batch = images if images.dim() == 4 else images[None]
         training = self.network.training
         self.network.eval()
-        with torch.no_grad():
-            logits, _ = self.network(scale_pixels(batch).to(self.device))
-        self.network.train(training)
+        try:
+            with torch.no_grad():
+                logits, _ = self.network(scale_pixels(batch).to(self.device))
+        finally:
+            self.network.train(training)
         probabilities = logits.softmax(-1)
         return probabilities if images.dim() == 4 else probabilities[0]
 

@@ -33,7 +33,7 @@ PositionName = Literal[
 
 
 @dataclass(frozen=True)
-class Pictures:
+class PictureFacts:
     """What the pictures are like: shape, classes, and the mean and deviation of their pixels, 0 to 1."""
 
     height: int
@@ -68,7 +68,7 @@ class VisionTransformer(nn.Module):
 
     def __init__(
         self,
-        pictures: Pictures,
+        pictures: PictureFacts,
         *,
         attention: Attention = Softmax,
         attention_at: Mapping[str, Attention] | None = None,
@@ -85,6 +85,14 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.size = (pictures.height, pictures.width)
+        for name, value in (
+            ("dim", dim), ("depth", depth), ("num_heads", num_heads), ("patch_size", patch_size),
+            ("num_kv_heads", num_kv_heads), ("hidden_dim", hidden_dim),
+        ):  # fmt: skip
+            if value is not None and value < 1:
+                raise ValueError(f"--model.{name} is {value}; it must be at least 1")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"--model.dropout is {dropout}; it must lie in [0, 1)")
         if pictures.height % patch_size or pictures.width % patch_size:
             raise ValueError(
                 f"Pictures of {pictures.height}x{pictures.width} cannot be cut into patches of {patch_size}; "

@@ -50,13 +50,14 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     best = probabilities.topk(min(max(top, 1), len(probabilities)))
     for share, number in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         table.add_row(model.facts["classes"][number], f"{share:.4f}")
-    target = Path(out) if out else _beside(path, "figures") / f"{Path(image).stem}-attention.png"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure = attention_figures(model.network, scale_pixels(pixels)[None])["attention"]
-    figure.savefig(target, bbox_inches="tight", dpi=120)
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
-    console.print(f"attention: {target}")
+    figures = attention_figures(model.network, scale_pixels(pixels)[None])
+    for figure in figures.values():
+        target = Path(out) if out else _beside(path, "figures") / f"{Path(image).stem}-attention.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(target, bbox_inches="tight", dpi=120)
+        console.print(f"attention: {target}")
     light, usual = scale_pixels(pixels).mean().item(), sum(model.facts["mean"]) / len(model.facts["mean"])
     if abs(1 - light - usual) + 0.2 < abs(light - usual):
         console.print(

@@ -1,6 +1,6 @@
 """The mechanisms under test, and what they should give, written out slowly in float64."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,14 +11,6 @@ from attnzoo import CATALOGUE, Additive, Local, Mask, Mechanism, OffsetBias, Sof
 Make = Callable[..., Mechanism]
 Brute = Callable[..., Tensor]
 Draw = Callable[..., tuple[Tensor, ...]]
-
-
-@pytest.fixture(autouse=True)
-def uninitialised_memory_is_nan() -> Iterator[None]:
-    """What ``torch.empty`` gives is NaN here, so that a kernel that reads it is found out."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

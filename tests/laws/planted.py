@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from attnzoo import Mask, Mechanism, Softmax, Traits
+from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels import sdpa
 from attnzoo.kernels.softmax import masked_softmax
-from attnzoo.mechanism import Bias, OffsetBias
 from attnzoo.state import State
 
 

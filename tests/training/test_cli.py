@@ -173,6 +173,23 @@ def test_options_against_a_checkpoint_are_refused_or_honoured(config: Path, caps
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["init_args"]["optim"]["lr"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--trainer.accumulate_grad_batches=2", "was 1 and is 2 now"), ("--ema.decay=0.5", "--ema was")],
+)
+def test_what_changes_a_step_is_refused_too_and_a_longer_run_is_not(
+    config: Path, capsys: pytest.CaptureFixture[str], option: str, said: str
+) -> None:
+    """34: options of the trainer and averaging stand in no checkpoint, but in the folder of the run."""
+    folder = stop_in_step(config, 12)
+    last = folder / "checkpoints" / "last.ckpt"
+    assert main(["fit", f"--ckpt_path={last}", option]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert "--run.override_ckpt" in error
+    assert main(["fit", f"--ckpt_path={last}", "--trainer.max_epochs=3"]) == 0
+
+
 def test_workers_may_differ_from_those_of_the_checkpoint(config: Path) -> None:
     folder = stop_in_step(config, 12)
     assert main(["fit", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}", "--data.num_workers=1"]) == 0
@@ -234,15 +251,18 @@ def test_every_public_option_is_typed() -> None:
     import experiments.training.runs as runs
 
     for cls in (checkpoints.BestAndLast, ema.Ema, optim.Optim, runs.RunOptions):
-        annotations = cls.__init__.__annotations__
-        assert set(annotations) - {"return"} == set(cls.__init__.__code__.co_varnames[1:]) & set(annotations)
-        assert len(annotations) == cls.__init__.__code__.co_argcount
+        code = cls.__init__.__code__
+        assert set(cls.__init__.__annotations__) == {*code.co_varnames[1 : code.co_argcount], "return"}
     assert describe(Toy())["init_args"].keys() == {"attention", "optim", "width"}
     assert describe(ToyData())["init_args"]["noise"] == 0.1
 
 
-def test_a_failing_run_says_so_in_its_results(config: Path) -> None:
-    assert fit(config, "--trainer.max_epochs=-1") == 1
+def test_a_loss_that_is_no_number_ends_the_run_with_a_hint(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The run says so in its results, with step, rate and what to do."""
+    assert fit(config, "--model.optim.lr=1e30") == 1
+    error = capsys.readouterr().err
+    assert "The loss is" in error
+    assert "--model.optim.lr" in error
     assert json.loads((folders(config)[0] / "results.json").read_text())["status"] == "failed"
 
 
@@ -275,3 +295,15 @@ def test_a_signal_to_the_process_saves_and_ends_with_its_status(config: Path) ->
     step = saved.read(folder / "checkpoints" / "last.ckpt")["global_step"]
     assert step >= 30
     assert int(rows(folder)[-1]["step"]) == step
+
+
+def test_last_alone_goes_on_with_the_newest_run_and_its_options(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was started with more options than the preset has, with the preset named or not."""
+    monkeypatch.chdir(config.parent)
+    started = [f"--config={config}", "--run.wandb=false", "--model.attention=Local", "--model.attention.window=3"]
+    for words in ([f"--config={config}"], []):
+        assert main(["fit", *started, "--trainer.max_steps=12"]) == 0
+        folder = max((config.parent / "runs" / "toy").iterdir())
+        assert main(["fit", *words, "--ckpt_path=last", "--trainer.max_steps=15"]) == 0
+        assert [int(row["step"]) for row in rows(folder)] == list(range(1, 16))
+        assert "Local" in (folder / "config.yaml").read_text()

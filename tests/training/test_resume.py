@@ -123,13 +123,21 @@ def test_r10_every_sample_of_an_interrupted_epoch_is_seen_once(tmp_path: Path) -
     assert sorted(i for batch in first.seen + second.seen for i in batch) == list(range(20))
 
 
-@pytest.mark.parametrize("steps", [3, 13])
-def test_a_step_limit_inside_an_epoch_is_no_end_of_the_epoch(tmp_path: Path, steps: int) -> None:
-    whole, _ = run(tmp_path / "whole", ema=False)
-    first, _ = run(tmp_path / "parts", max_steps=steps, ema=False)
-    second, _ = run(tmp_path / "parts", resume=tmp_path / "parts" / "last.ckpt", ema=False)
+@pytest.mark.parametrize(("steps", "options"), [(3, {}), (13, {}), (5, {"val_check_interval": 0.5})])
+def test_a_step_limit_inside_an_epoch_is_no_end_of_the_epoch(
+    tmp_path: Path, steps: int, options: dict[str, Any]
+) -> None:
+    """Also where it falls on a step that a validation follows."""
+    scores = [Validated() for _ in range(3)]
+    whole, _ = run(tmp_path / "whole", ema=False, callbacks=(scores[0],), **options)
+    first, _ = run(tmp_path / "parts", max_steps=steps, ema=False, callbacks=(scores[1],), **options)
+    last = tmp_path / "parts" / "last.ckpt"
+    second, _ = run(tmp_path / "parts", resume=last, ema=False, callbacks=(scores[2],), **options)
     assert len(first.seen) == steps
     assert first.seen + second.seen == whole.seen
+    # The scores differ: a cosine that ends earlier falls faster.
+    validated = [[step for step, _ in seen.scores] for seen in scores]
+    assert validated[1] + validated[2] == validated[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"val_check_interval": 0.5}])

@@ -7,22 +7,22 @@ import pytest
 import torch
 
 from attnzoo import CATALOGUE, Local, Softmax, record
-from experiments.vision.network import Pictures, PositionName, VisionTransformer
+from experiments.vision.network import PictureFacts, PositionName, VisionTransformer
 
-DIGITS = Pictures(8, 8, 1, 10, mean=[0.3], std=[0.4])
+DIGITS = PictureFacts(8, 8, 1, 10, mean=[0.3], std=[0.4])
 
 
-def network(pictures: Pictures = DIGITS, **options: object) -> VisionTransformer:
+def network(pictures: PictureFacts = DIGITS, **options: object) -> VisionTransformer:
     return VisionTransformer(pictures, **{"dim": 16, "depth": 2, "num_heads": 2, **options}).eval()  # type: ignore[arg-type]
 
 
 def test_v01_a_picture_that_the_patch_does_not_divide_is_refused_with_both_numbers() -> None:
     with pytest.raises(ValueError, match=r"50x50.*patches of 16.*--model\.patch_size.*--data\.image_size"):
-        network(Pictures(50, 50, 3, 2, [0.5] * 3, [0.5] * 3), patch_size=16)
+        network(PictureFacts(50, 50, 3, 2, [0.5] * 3, [0.5] * 3), patch_size=16)
 
 
 def test_v02_pictures_of_another_size_are_refused_with_the_size_found_and_wanted() -> None:
-    model = network(Pictures(64, 64, 3, 2, [0.5] * 3, [0.5] * 3), patch_size=16)
+    model = network(PictureFacts(64, 64, 3, 2, [0.5] * 3, [0.5] * 3), patch_size=16)
     with pytest.raises(ValueError, match=r"3x64x64.*these are 3x62x62.*--data\.image_size=\[64,64\]"):
         model(torch.rand(1, 3, 62, 62))
 
@@ -33,7 +33,7 @@ def test_v02_pictures_with_other_channels_are_refused() -> None:
 
 
 def test_height_and_width_are_never_mixed_up() -> None:
-    model = network(Pictures(32, 96, 3, 2, [0.5] * 3, [0.5] * 3), patch_size=8, pool="mean", stem="patch")
+    model = network(PictureFacts(32, 96, 3, 2, [0.5] * 3, [0.5] * 3), patch_size=8, pool="mean", stem="patch")
     assert model.grid == (4, 12)
     picture = torch.rand(1, 3, 32, 96)
     with torch.no_grad(), record(model) as sites:

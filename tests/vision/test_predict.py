@@ -14,7 +14,7 @@ import experiments
 from experiments.__main__ import main
 from experiments.vision import ImageClassifier
 from experiments.vision.drawing import block_maps, rollout
-from experiments.vision.network import Pictures, VisionTransformer
+from experiments.vision.network import PictureFacts, VisionTransformer
 
 SMALL = ["--model.dim=16", "--model.depth=2", "--model.num_heads=2", "--run.wandb=false", "--trainer.accelerator=cpu"]
 
@@ -202,7 +202,7 @@ def test_v10_a_class_list_of_the_same_length_is_compared_by_name(
 
 
 def test_the_map_that_is_drawn_is_the_one_that_ran() -> None:
-    network = VisionTransformer(Pictures(8, 8, 1, 10, [0.3], [0.4]), dim=16, depth=2, num_heads=2)
+    network = VisionTransformer(PictureFacts(8, 8, 1, 10, [0.3], [0.4]), dim=16, depth=2, num_heads=2)
     maps = block_maps(network, torch.rand(1, 1, 8, 8))
     assert [tuple(weights.shape) for weights in maps] == [(2, 17, 17)] * 2
     for weights in [*maps, rollout(maps)]:

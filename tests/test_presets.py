@@ -1,0 +1,23 @@
+"""Every mechanism of the catalogue trains in every preset, with no further option."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from attnzoo import CATALOGUE
+from experiments.__main__ import main
+from experiments.training.usage import presets
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("preset", presets())
+def test_a_mechanism_trains_by_its_name_alone(preset: str, name: str, tmp_path: Path) -> None:
+    arguments = [f"--config={preset}", f"--model.attention={name}", f"--run.root={tmp_path}", "--run.wandb=false"]
+    assert main(["fit", *arguments, "--trainer.max_steps=2", "--trainer.accelerator=cpu"]) == 0
+    (results,) = tmp_path.glob("*/*/results.json")
+    content = json.loads(results.read_text())
+    assert content["mechanism"] == name
+    assert content["steps"] == 2
+    assert math.isfinite(content["metrics"]["test/primary"])
