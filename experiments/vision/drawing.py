@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -56,7 +57,7 @@ def on_grid(network: VisionTransformer, weights: Tensor) -> Tensor:
     return weights.mean(0).unflatten(0, network.grid)
 
 
-def attention_figures(network: VisionTransformer, image: Tensor) -> dict[str, Figure]:
+def attention_figures(network: VisionTransformer, image: Tensor, title: str = "") -> dict[str, Figure]:
     """One figure: the picture, the rollout over it, and below them every head of every block.
 
     None, and a message that says so, where a mechanism is not linear in v and so has no map.
@@ -64,34 +65,44 @@ def attention_figures(network: VisionTransformer, image: Tensor) -> dict[str, Fi
     Args:
         network: in evaluation or not; left as it was.
         image: pixels 0 to 1, [1, C, H, W].
+        title: what the picture was taken for.
     """
-    blind = {type(m).__name__ for m in network.modules() if isinstance(m, Mechanism) and not m.traits.linear_in_v}
+    mechanisms = [module for module in network.modules() if isinstance(module, Mechanism)]
+    blind = {type(mechanism).__name__ for mechanism in mechanisms if not mechanism.traits.linear_in_v}
     if blind:
         log.info("No attention picture: %s applies no matrix to the values.", ", ".join(sorted(blind)))
         return {}
     maps = [weights.cpu() for weights in block_maps(network, image)]
     pixels = image[0].cpu().permute(1, 2, 0).numpy()
-    heads = max(len(weights) for weights in maps)
-    columns = max(heads, 2)
-    figure = Figure(figsize=(1.5 * columns + 0.6, 1.5 * (len(maps) + 1) + 0.5), layout="constrained")
+    columns = max(2, *(len(weights) for weights in maps))
+    figure = Figure(figsize=(1.6 * columns + 0.6, 1.7 * (len(maps) + 1) + 1.0), layout="constrained")
+    names = ", ".join(dict.fromkeys(type(mechanism).__name__ for mechanism in mechanisms))
+    reader = "the class token" if network.pool == "class" else "the mean of all patches"
+    figure.suptitle("\n".join(filter(None, (title, f"{names}: where {reader} looks"))), fontsize=9)
+    figure.supxlabel(
+        "each panel is scaled by itself: black is 0, the brightest is the weight printed over it", fontsize=7
+    )
     axes = figure.subplots(len(maps) + 1, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
     height, width = pixels.shape[:2]
-    shown = {"cmap": "gray", "vmin": 0, "vmax": 1, "extent": (0, width, height, 0)}
-    axes[0, 0].imshow(pixels, **shown)
-    axes[0, 0].set_title("picture", fontsize=8)
-    axes[0, 1].imshow(pixels, **shown)
-    axes[0, 1].imshow(
-        on_grid(network, rollout(maps)).numpy(),
-        cmap="magma",
-        alpha=0.6,
-        extent=(0, width, height, 0),
-        interpolation="bilinear",
-    )
-    axes[0, 1].set_title("rollout", fontsize=8)
+    place = {"extent": (0, width, height, 0)}
+    for axis, name in ((axes[0, 0], "picture"), (axes[0, 1], "all blocks (rollout)")):
+        axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, **place)
+        axis.set_title(name, fontsize=8)
+        _frame(axis)
+    axes[0, 1].imshow(on_grid(network, rollout(maps)).numpy(), cmap="magma", alpha=0.65, **place)
     for row, weights in enumerate(maps, start=1):
         for head, matrix in enumerate(weights):
-            axes[row, head].imshow(on_grid(network, matrix).numpy(), cmap="magma", extent=(0, width, height, 0))
-            axes[row, head].set_title(f"block {row - 1}, head {head}", fontsize=7)
+            shown = on_grid(network, matrix)
+            # Weights of a mechanism that is not normalised may be negative; those stay black.
+            axes[row, head].imshow(shown.numpy(), cmap="magma", vmin=0, **place)
+            axes[row, head].set_title(f"block {row - 1}, head {head}: {shown.max():.2f}", fontsize=7)
     return {"attention": figure}
+
+
+def _frame(axis: Axes) -> None:
+    # White paper on a white page would not be seen.
+    axis.set_axis_on()
+    axis.set_xticks([])
+    axis.set_yticks([])

@@ -164,4 +164,11 @@ class ImageClassifier(Experiment):
     def attention_pictures(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         """Attention of the first picture of a batch: rollout, and each head of each block."""
         assert isinstance(self.network, VisionTransformer)
-        return attention_figures(self.network, scale_pixels(batch["image"][:1]))
+        title = f"{self.answer(batch['image'][0])}; it is {self.facts['classes'][int(batch['label'][0])]}"
+        return attention_figures(self.network, scale_pixels(batch["image"][:1]), title)
+
+    def answer(self, image: Tensor) -> str:
+        """What one picture [C, H, W] is taken for, in words."""
+        assert self.facts is not None
+        share, number = self.predict(image).max(-1)
+        return f"taken for {self.facts['classes'][int(number)]} ({share:.2f})"

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from experiments.training.finding import newest_finished
@@ -16,6 +17,7 @@ from experiments.vision.module import ImageClassifier
 from experiments.vision.network import VisionTransformer
 from experiments.vision.pictures import scale_pixels
 
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
 TOLERANCE = 1e-5
 """How far an exported model may be from the one that it was made of."""
 
@@ -38,33 +40,44 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
         ckpt: checkpoint; the best one of the newest finished vision run if null.
         top: how many classes to print.
         invert: swap dark and light first, for dark ink on white paper where training had light on dark.
-        out: file of the attention picture (.png); beside the checkpoint's run if null.
+        out: file of the attention picture (.png, .pdf, .svg, .jpg); in the run's figures/ if null.
     """
+    if out is not None and Path(out).suffix not in PICTURES:
+        raise ValueError(f"--out={out}: the attention picture is written as one of {', '.join(PICTURES)}")
     path = Path(ckpt) if ckpt else newest_finished("vision")
     model = ImageClassifier.from_checkpoint(path)
     assert isinstance(model.network, VisionTransformer) and model.facts is not None
     pixels = model.read(image)
     pixels = 255 - pixels if invert else pixels
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    note = _brightness(scale_pixels(pixels).mean().item(), model.facts["mean"], invert)
+    if note:
+        console.print(note)
     probabilities = model.predict(pixels)
-    table = Table("class", "probability", title=f"{image}, by {path}", title_justify="left", box=None)
+    console.print(f"{image}, by {path}")
+    table = Table("class", "probability", box=None)
     best = probabilities.topk(min(max(top, 1), len(probabilities)))
     for share, number in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        table.add_row(model.facts["classes"][number], f"{share:.4f}")
-    console = Console(highlight=False, soft_wrap=True)
+        table.add_row(Text(model.facts["classes"][number]), f"{share:.4f}")
     console.print(table)
-    figures = attention_figures(model.network, scale_pixels(pixels)[None])
+    title = f"{Path(image).name}: {model.answer(pixels)}"
+    figures = attention_figures(model.network, scale_pixels(pixels)[None], title)
     for figure in figures.values():
         target = Path(out) if out else _beside(path, "figures") / f"{Path(image).stem}-attention.png"
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, bbox_inches="tight", dpi=120)
         console.print(f"attention: {target}")
-    light, usual = scale_pixels(pixels).mean().item(), sum(model.facts["mean"]) / len(model.facts["mean"])
-    if abs(1 - light - usual) + 0.2 < abs(light - usual):
-        console.print(
-            f"note: the picture is {'lighter' if light > usual else 'darker'} (mean {light:.2f}) than those of "
-            f"training ({usual:.2f}); --invert=true (make: INVERT=true) swaps dark and light"
-        )
     return 0
+
+
+def _brightness(light: float, means: list[float], inverted: bool) -> str:
+    """A note where dark and light seem to be swapped, compared with training."""
+    usual = sum(means) / len(means)
+    if abs(1 - light - usual) + 0.2 >= abs(light - usual):
+        return ""
+    what = f"the picture is {'lighter' if light > usual else 'darker'} (mean {light:.2f}) than those of training"
+    cure = "leave --invert out" if inverted else "--invert=true (make: INVERT=true) swaps dark and light"
+    return f"note: {what} ({usual:.2f}), so do not trust what follows; {cure}"
 
 
 class _Probabilities(nn.Module):
@@ -119,7 +132,7 @@ def _export(ckpt: str | None = None, out: str | None = None) -> int:
             raise ValueError(
                 f"{folder / name} differs from {path} by {difference:.2g}, more than {TOLERANCE:g}; do not use it"
             )
-        print(f"{folder / name}: differs from the checkpoint by {difference:.1e} at most")
+        print(f"{folder / name}: equals the checkpoint (within {difference:.1e}; {TOLERANCE:g} is allowed)")
     return 0
 
 

@@ -108,3 +108,83 @@ def test_a_position_made_for_other_heads_is_refused() -> None:
     for position in (Rotary(8), Rotary2D(8), RelativeBias(4)):
         with pytest.raises(ValueError, match=r"(4.*8|8.*4|2.*4|4.*2)"):
             MultiheadAttention(8, 2, position=position)
+
+
+def test_a_site_that_is_not_causal_does_not_decode() -> None:
+    """Steps are causal by nature."""
+    attn = MultiheadAttention(8, 2, causal=False).eval()
+    with pytest.raises(ValueError, match="causal=False"):
+        attn.init_state(1, 4)
+
+
+def test_a_state_and_a_memory_are_not_taken_for_each_other() -> None:
+    attn = MultiheadAttention(8, 2).eval()
+    x = torch.randn(1, 3, 8)
+    with pytest.raises(ValueError, match="no memory"):
+        attn.step(x, attn.init_state(1, 4), on_memory=True)
+    with pytest.raises(ValueError, match="a memory"):
+        attn.step(x, attn.memory(x))
+    mechanism = attn.mechanism
+    q = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="needs k and v"):
+        mechanism.step(q, None, None, mechanism.init_state(1, 4))
+    with pytest.raises(ValueError, match="queries alone"):
+        mechanism.step(q, q, q, mechanism.memory(q, q))
+
+
+@pytest.mark.parametrize("bias", [torch.ones(5, 5, dtype=torch.bool), torch.zeros(4, 5, 5), torch.zeros(1, 5)])
+def test_m04_a_bias_beside_a_relative_one_is_checked_before_they_are_added(bias: torch.Tensor) -> None:
+    attn = MultiheadAttention(16, 4, position=RelativeBias(4))
+    with pytest.raises(ValueError, match="bias"):
+        attn(torch.randn(2, 5, 16), bias=bias)
+
+
+def test_a_relative_bias_or_segments_between_two_sequences_are_refused() -> None:
+    x = torch.randn(1, 5, 16)
+    with pytest.raises(ValueError, match="RelativeBias has no meaning between two sequences"):
+        MultiheadAttention(16, 4, position=RelativeBias(4))(x, x)
+    with pytest.raises(ValueError, match="segments"):
+        MultiheadAttention(16, 4)(x, x, mask=Mask(segments=torch.zeros(1, 5, dtype=torch.long)))
+    with pytest.raises(ValueError, match="without a context"):
+        MultiheadAttention(16, 4, position=Rotary(4))(x, context_positions=torch.arange(5))
+
+
+def test_what_is_no_position_is_refused() -> None:
+    with pytest.raises(ValueError, match="position must be"):
+        MultiheadAttention(16, 4, position="rope")  # type: ignore[arg-type]
+
+
+def test_an_input_of_another_width_is_named() -> None:
+    with pytest.raises(ValueError, match=r"x must be \[B, length, 16\], got \(2, 5, 8\)"):
+        MultiheadAttention(16, 4)(torch.randn(2, 5, 8))
+
+
+def test_a_factory_that_builds_another_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="was asked for num_heads=4, head_dim=4 and gave 2, 8"):
+        MultiheadAttention(16, 4, lambda heads, width: Softmax(2, 8))
+
+
+def test_an_empty_batch_of_tokens_has_gradients_of_zero() -> None:
+    q, k = torch.randn(1, 2, 3, 4, requires_grad=True), torch.zeros(1, 2, 0, 4, requires_grad=True)
+    Softmax(2, 4)(q, k, k).sum().backward()
+    assert q.grad is not None
+    assert q.grad.count_nonzero() == 0
+
+
+def test_compiled_decoding_is_one_graph_for_every_length() -> None:
+    attn = MultiheadAttention(16, 4).eval()
+    torch._dynamo.reset()
+    graphs: list[object] = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(lambda x, state: attn.step(x, state), backend=count, fullgraph=True)
+    x, state = torch.randn(1, 12, 16), attn.init_state(1, 12)
+    with torch.no_grad():
+        whole = attn(x, mask=Mask(causal=True))
+        for place in range(12):
+            y, state = step(x[:, place : place + 1], state)
+            torch.testing.assert_close(y[:, 0], whole[:, place], atol=1e-5, rtol=0)
+    assert len(graphs) <= 3

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from loaded import labels, ready
 
+from experiments.vision.folders import find_folder
+
 Tree = Callable[..., Path]
 
 
@@ -108,3 +110,16 @@ def test_a_wrong_path_is_met_with_the_nearest(make_tree: Tree) -> None:
         ValueError, match=r"--data\.path=.*/picturs: there is no such folder\. Did you mean .*/pictures\?"
     ):
         ready(path=root.with_name("picturs"))
+
+
+@pytest.mark.parametrize("names", [("Train", "test"), ("training", "validation"), ("cat", "test")])
+def test_v09_a_part_of_another_name_is_no_class(make_tree: Callable[..., Path], names: tuple[str, str]) -> None:
+    root = make_tree({f"{name}/{kind}": 2 for name in names for kind in ("a", "b")})
+    with pytest.raises(ValueError, match="parts of the data, not classes"):
+        find_folder(root)
+
+
+def test_v08_a_link_to_a_folder_above_brings_no_picture_twice(make_tree: Callable[..., Path]) -> None:
+    root = make_tree({"cat": 3, "dog": 3})
+    (root / "cat" / "loop").symlink_to(root / "cat", target_is_directory=True)
+    assert len(find_folder(root).parts["train"]) == 6

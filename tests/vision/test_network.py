@@ -91,6 +91,12 @@ def test_an_even_window_is_refused_before_training() -> None:
         network(attention=functools.partial(Local, window=4))
 
 
+@pytest.mark.parametrize("name", ["depth", "patch_size", "num_heads", "hidden_dim", "dim"])
+def test_sizes_below_one_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"--model\.{name} is 0; it must be at least 1"):
+        network(**{name: 0})
+
+
 def test_m10_a_picture_gives_the_same_alone_and_among_others() -> None:
     model = network()
     pictures = torch.rand(4, 1, 8, 8)

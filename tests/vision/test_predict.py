@@ -1,5 +1,6 @@
 """Using a trained classifier: from Python, from the command line, as an exported file; and starting from one."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 
 import experiments
+from attnzoo import Softmax
 from experiments.__main__ import main
 from experiments.vision import ImageClassifier
 from experiments.vision.drawing import block_maps, rollout
@@ -135,6 +137,39 @@ def test_the_newest_finished_run_is_used_and_none_is_said(
     assert "best.ckpt" in capsys.readouterr().out
 
 
+def test_a_mechanism_with_parameters_is_drawn_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Additive: its map hangs on a parameter, and its chunks on the batch."""
+    arguments = [f"--run.root={tmp_path / 'runs'}", "--model.attention=Additive", "--trainer.max_steps=2", *SMALL]
+    assert main(["fit", "--config=vit", *arguments]) == 0
+    (found,) = (tmp_path / "runs").glob("vit/*/checkpoints/last.ckpt")
+    Image.new("L", (8, 8), 30).save(tmp_path / "dark.png")
+    assert main(["classify", f"--image={tmp_path / 'dark.png'}", f"--ckpt={found}", f"--out={tmp_path / 'a.png'}"]) == 0
+    assert main(["export", f"--ckpt={found}", f"--out={tmp_path}"]) == 0
+    assert "equals the checkpoint" in capsys.readouterr().out
+
+
+def test_a_mechanism_without_a_map_is_trained_and_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Softmax, "traits", dataclasses.replace(Softmax.traits, linear_in_v=False))
+    arguments = [f"--run.root={tmp_path / 'runs'}", "--trainer.max_steps=2", *SMALL]
+    assert main(["fit", "--config=vit", *arguments]) == 0
+    printed = capsys.readouterr()
+    assert "No attention picture: Softmax" in printed.out + printed.err
+    (found,) = (tmp_path / "runs").glob("vit/*/checkpoints/last.ckpt")
+    Image.new("L", (8, 8), 30).save(tmp_path / "dark.png")
+    assert main(["classify", f"--image={tmp_path / 'dark.png'}", f"--ckpt={found}"]) == 0
+    assert "probability" in capsys.readouterr().out
+
+
+def test_an_attention_picture_of_no_known_kind_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("L", (8, 8), 30).save(tmp_path / "dark.png")
+    assert main(["classify", f"--image={tmp_path / 'dark.png'}", f"--ckpt={checkpoint}", "--out=notes.md"]) == 1
+    assert "--out=notes.md" in capsys.readouterr().err
+
+
 def test_exported_files_equal_the_checkpoint_for_any_batch_size(checkpoint: Path, tmp_path: Path) -> None:
     assert main(["export", f"--ckpt={checkpoint}", f"--out={tmp_path}"]) == 0
     model = experiments.load(checkpoint)
@@ -221,6 +256,10 @@ def test_attention_pictures_of_a_batch() -> None:
     model = ImageClassifier(dim=16, depth=1, num_heads=2)
     model.facts = {"classes": ["a", "b"], "image_size": [8, 8], "channels": 1, "mean": [0.3], "std": [0.4]}
     model.configure_model()
-    figures = model.attention_pictures({"image": torch.rand(2, 1, 8, 8), "label": torch.zeros(2)})
+    batch = {"image": torch.rand(2, 1, 8, 8), "label": torch.zeros(2, dtype=torch.long)}
+    figures = model.attention_pictures(batch)
     titles = [axis.get_title() for axis in figures["attention"].axes]
-    assert {"picture", "rollout", "block 0, head 0", "block 0, head 1"} <= set(titles)
+    assert titles[:2] == ["picture", "all blocks (rollout)"]
+    assert [title.split(":")[0] for title in titles[2:]] == ["block 0, head 0", "block 0, head 1"]
+    assert "it is a" in figures["attention"].get_suptitle()
+    assert "Softmax" in figures["attention"].get_suptitle()
