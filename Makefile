@@ -19,6 +19,7 @@ help: ## this list
 setup: $(READY) ## make .venv and install everything into it (once; also done by each target that needs it)
 
 $(READY): pyproject.toml
+	@echo 'installing into .venv, a few minutes the first time'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable '.[experiments,dev,bench]'
 	@if [ -e .git ]; then $(BIN)/pre-commit install >/dev/null || echo 'note: commit hooks were not installed'; fi

@@ -87,6 +87,7 @@ class ExperimentCLI(LightningCLI):
                 "allow_abbrev": False,
                 "exit_on_error": False,
                 "prog": f"python -m experiments {'fit' if resume else 'test'}",
+                "usage": "%(prog)s --config=PRESET [--option=value ...]",
                 "description": FIT if resume else TEST,
                 "formatter_class": Formatter,
             },

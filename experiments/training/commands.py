@@ -47,10 +47,11 @@ def fit(argv: list[str]) -> int:
             file=sys.stderr,
         )
         return 128 + stop.number
-    except SIGTERMException:  # Lightning's own, while the best checkpoint is tested; without an exit status
+    except SystemExit as stop:  # how Lightning ends at a signal outside of training, with a status of its own
         status = "stopped"
-        print("stopped by SIGTERM during the test; the checkpoints stand", file=sys.stderr)
-        return 128 + signal.SIGTERM
+        number = signal.SIGTERM if isinstance(stop, SIGTERMException) else signal.SIGINT
+        print(f"stopped by {number.name}; the checkpoints that were written stand", file=sys.stderr)
+        return 128 + number
     finally:
         seconds = time.monotonic() - started
         refused = status == "failed" and cli.checkpoint is None and cli.trainer.global_step == 0

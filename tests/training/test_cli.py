@@ -307,3 +307,24 @@ def test_last_alone_goes_on_with_the_newest_run_and_its_options(config: Path, mo
         assert main(["fit", *words, "--ckpt_path=last", "--trainer.max_steps=15"]) == 0
         assert [int(row["step"]) for row in rows(folder)] == list(range(1, 16))
         assert "Local" in (folder / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_closing_test_ends_with_its_status(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """A scheduler must not take it for a success."""
+    from training_toys import Toy
+
+    before = Toy.test_step
+
+    def interrupted(self: Toy, *args: Any) -> None:
+        os.kill(os.getpid(), number)
+        before(self, *args)
+
+    monkeypatch.setattr(Toy, "test_step", interrupted)
+    assert fit(config) == 128 + number
+    assert f"stopped by {number.name}" in capsys.readouterr().err
+    (folder,) = folders(config)
+    assert json.loads((folder / "results.json").read_text())["status"] == "stopped"
+    assert (folder / "checkpoints" / "best.ckpt").is_file()
