@@ -85,8 +85,9 @@ class Mask(NamedTuple):
         if not isinstance(self.causal, bool):
             raise ValueError(f"mask.causal must be True or False, got {self.causal!r}")
         for name in ("key_keep", "pair_keep", "segments"):
-            if not isinstance(getattr(self, name), Tensor | None):
-                raise ValueError(f"mask.{name} must be a tensor, got {type(getattr(self, name)).__name__}")
+            part = getattr(self, name)
+            if part is not None and not isinstance(part, Tensor):
+                raise ValueError(f"mask.{name} must be a tensor, got {type(part).__name__}")
         if self.key_keep is not None:
             _check_boolean("mask.key_keep", self.key_keep)
             _check_shape("mask.key_keep", self.key_keep, "[B, S]", (batch, keys))

@@ -98,9 +98,9 @@ class MultiheadAttention(nn.Module):
             self.mechanism.require("bias", "a relative bias")
             if position.num_heads != num_heads:
                 raise ValueError(f"the relative bias is for {position.num_heads} heads, the attention has {num_heads}")
-        elif isinstance(position, Rotary | Rotary2D) and position.head_dim != width:
+        elif isinstance(position, (Rotary, Rotary2D)) and position.head_dim != width:
             raise ValueError(f"the position is for head_dim={position.head_dim}, the attention has {width}")
-        elif position is not None and not isinstance(position, Rotary | Rotary2D):
+        elif position is not None and not isinstance(position, (Rotary, Rotary2D)):
             raise ValueError(
                 f"position must be a Rotary, Rotary2D or RelativeBias of attnzoo.positions, got {position!r}; "
                 f"other encodings are added to the embeddings"
@@ -166,7 +166,7 @@ class MultiheadAttention(nn.Module):
             if tensor is not None and (tensor.dim() != 3 or tensor.shape[2] != width):
                 raise ValueError(f"{name} must be [B, length, {width}], got {tuple(tensor.shape)}")
         for name, places in (("positions", positions), ("context_positions", context_positions)):
-            if places is not None and not isinstance(self.position, Rotary | Rotary2D):
+            if places is not None and not isinstance(self.position, (Rotary, Rotary2D)):
                 own = "None" if self.position is None else type(self.position).__name__
                 raise ValueError(f"{name} were given, but position={own} does not read them; a Rotary does")
         if context is None:
@@ -259,7 +259,7 @@ class MultiheadAttention(nn.Module):
         x = hide(x, mask.key_keep)
         q, k, v = self._project(x, x)
         positions = x.new_zeros(0)
-        if isinstance(self.position, Rotary | Rotary2D):
+        if isinstance(self.position, (Rotary, Rotary2D)):
             positions = state.length[:, None] + mask.positions(x.shape[1], x.device)
         q, k, bias = self._place(q, k, bias, positions, positions, state.used + x.shape[1])
         heads, state = self.mechanism.step(q, k, v, state, mask, bias)

@@ -178,3 +178,11 @@ def test_constructors_are_annotated(path: Path) -> None:
                 every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
                 bare = [a.arg for a in every[1:] if a is not None and a.annotation is None]
                 assert bare == [], f"{relative(path)}: {node.name}"
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=relative)
+def test_types_are_asked_for_in_tuples(path: Path) -> None:
+    """``isinstance(x, A | B)`` breaks the graph in torch 2.9, which the library supports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            assert not isinstance(node.args[1], ast.BinOp), f"line {node.lineno}"

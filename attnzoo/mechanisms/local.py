@@ -54,7 +54,7 @@ class Local(Mechanism):
         causal: bool | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        if isinstance(window, bool) or not isinstance(window, int | tuple | list):
+        if isinstance(window, bool) or not isinstance(window, (int, tuple, list)):
             raise ValueError(f"Local: window must be a whole number or (left, right); got {window!r}")
         if isinstance(window, int):
             if window < 1:

@@ -94,7 +94,7 @@ def _unknown_class(option: str, inner: str, message: str, argv: list[str]) -> Co
         known = list(CATALOGUE)
     elif option == "--model":
         known = _subclasses(Experiment)
-    where = _written(argv, word) or option
+    where = _written(argv, word, option) or option
     return where, f"{where}={word}: there is no such class.{nearest(word.rpartition('.')[2], known)}", known
 
 
@@ -108,7 +108,7 @@ def _wrong_value(option: str, inner: str, message: str, argv: list[str]) -> Comp
     if value is None or not (choices or types):
         return None
     given = nested[1] if nested else value[1]
-    where = _written(argv, given) or option
+    where = _written(argv, given, option) or option
     wanted = f"expected {'one of ' if choices else ''}{', '.join([*choices, *types])}"
     return where, f"{where}={given}: {wanted}.{nearest(given, choices)}", []
 
@@ -147,10 +147,12 @@ def _options(parser: ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
 
 
-def _written(argv: list[str], value: str) -> str | None:
+def _written(argv: list[str], value: str, option: str) -> str | None:
+    """The option that has this value among the words, within the section that the complaint is about."""
+    section = option.partition(".")[0]
     for word, after in zip(argv, [*argv[1:], ""], strict=True):
         name, _, given = word.partition("=")
-        if name.startswith("--") and (given == value or (not given and after == value)):
+        if name.startswith(section or "--") and (given == value or (not given and after == value)):
             return name
     return None
 
