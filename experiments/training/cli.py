@@ -159,6 +159,12 @@ class ExperimentCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """A trainer that writes to the run folder."""
         config = {**self.config_init["trainer"], **kwargs}
+        for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0)):
+            value = config.get(name)
+            if value is not None and value < least:
+                raise ValueError(f"--trainer.{name} is {value}; it must be at least {least}.")
+        if config.get("val_check_interval") == 0:
+            raise ValueError("--trainer.val_check_interval is 0; give a number of batches, or a share of an epoch.")
         given = config.pop("callbacks", None) or []
         callbacks = [*(given if isinstance(given, list) else [given])]
         plugins = config.pop("plugins", None) or []

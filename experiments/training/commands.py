@@ -38,6 +38,15 @@ def fit(argv: list[str]) -> int:
     status = "failed"
     try:
         _train(cli)
+        if cli.trainer.global_step == 0:
+            raise ValueError(
+                "No step was trained: --trainer.max_epochs, max_steps, max_time or limit_train_batches leaves nothing."
+            )
+        if cli.checkpoint is not None and cli.trainer.global_step == cli.content["global_step"]:
+            console.say(
+                f"Nothing was left to train after step {cli.trainer.global_step}; raise --trainer.max_epochs "
+                "(or max_steps) to train longer."
+            )
         tested = _test_best(cli)
         status = "finished"
     except Stopped as stop:

@@ -145,6 +145,7 @@ class VisionTransformer(nn.Module):
                 f"The model takes pictures of {self.mean.shape[1]}x{self.size[0]}x{self.size[1]} (channels, height, "
                 f"width); these are {found}. Resize them: --data.image_size=[{self.size[0]},{self.size[1]}]"
             )
+        image = image.to(self.mean.dtype)  # pixels come in float32, whatever the precision of the weights
         x = self.stem((image - self.mean) / self.std).flatten(2).transpose(1, 2)
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)

@@ -71,6 +71,21 @@ def test_newest_last_passes_over_runs_without_a_checkpoint(tmp_path: Path) -> No
     assert newest_last(str(tmp_path), None).parts[-3] == "3-a"
 
 
+def test_csv_of_a_run_that_is_taken_up_again_loses_no_row_to_a_second_kill(tmp_path: Path) -> None:
+    """R12: the row of the checkpoint's step stays in the file, and may still grow."""
+    path = tmp_path / "metrics.csv"
+    log = CsvRows(path)
+    for step in (1, 2, 3, 4):
+        log.log_metrics({"epoch": 0, "a": float(step)}, step=step)
+    log.save()
+    again = CsvRows(path, steps_done=3)
+    assert [row["step"] for row in rows(path)] == ["1", "2", "3"]
+    again.log_metrics({"b": 7.0}, step=3)
+    again.log_metrics({"epoch": 0, "a": 5.0}, step=4)
+    again.finalize("success")
+    assert [(row["step"], row["a"], row["b"]) for row in rows(path)][2:] == [("3", "3.0", "7.0"), ("4", "5.0", "")]
+
+
 def test_csv_keeps_one_rising_row_a_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     log = CsvRows(path)

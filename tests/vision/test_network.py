@@ -111,3 +111,9 @@ def test_the_class_token_reads_all_patches_and_the_mean_all_tokens() -> None:
         model(picture)[0].square().sum().backward()
         assert picture.grad is not None
         assert picture.grad.count_nonzero() == 64
+
+
+def test_pixels_of_float32_go_into_a_model_of_half_precision() -> None:
+    logits, _ = network().to(torch.bfloat16)(torch.rand(2, 1, 8, 8))
+    assert logits.dtype == torch.bfloat16
+    assert logits.isfinite().all()
