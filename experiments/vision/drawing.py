@@ -72,7 +72,7 @@ def attention_figures(network: VisionTransformer, image: Tensor, title: str = ""
     if blind:
         log.info("No attention picture: %s applies no matrix to the values.", ", ".join(sorted(blind)))
         return {}
-    maps = [weights.cpu() for weights in block_maps(network, image)]
+    maps = [weights.float().cpu() for weights in block_maps(network, image)]
     pixels = image[0].cpu().permute(1, 2, 0).numpy()
     columns = max(2, *(len(weights) for weights in maps))
     figure = Figure(figsize=(1.6 * columns + 0.6, 1.7 * (len(maps) + 1) + 1.0), layout="constrained")

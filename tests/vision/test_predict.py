@@ -15,7 +15,7 @@ import experiments
 from attnzoo import Softmax
 from experiments.__main__ import main
 from experiments.vision import ImageClassifier
-from experiments.vision.drawing import block_maps, rollout
+from experiments.vision.drawing import attention_figures, block_maps, rollout
 from experiments.vision.network import PictureFacts, VisionTransformer
 
 SMALL = ["--model.dim=16", "--model.depth=2", "--model.num_heads=2", "--run.wandb=false", "--trainer.accelerator=cpu"]
@@ -263,3 +263,9 @@ def test_attention_pictures_of_a_batch() -> None:
     assert [title.split(":")[0] for title in titles[2:]] == ["block 0, head 0", "block 0, head 1"]
     assert "it is a" in figures["attention"].get_suptitle()
     assert "Softmax" in figures["attention"].get_suptitle()
+
+
+def test_attention_of_a_model_in_half_precision_is_drawn() -> None:
+    network = VisionTransformer(PictureFacts(8, 8, 1, 10, [0.3], [0.4]), dim=16, depth=1, num_heads=2)
+    figures = attention_figures(network.to(torch.bfloat16), torch.rand(1, 1, 8, 8))
+    assert len(figures["attention"].axes) == 4
