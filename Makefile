@@ -43,12 +43,13 @@ test-slow: $(READY) ## the tests that take longer
 golden: $(READY) ## measure the first losses of each experiment anew (read the difference before you commit it)
 	$(BIN)/python -m pytest tests/golden --rewrite-golden
 
-check: $(READY) ## format, lint, spelling, types, generated docs
+check: $(READY) ## format, lint, spelling, types, generated docs, who imports whom
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/python -m attnzoo --check docs/catalogue.md
+	$(BIN)/python -m pytest tests/test_architecture.py
 
 format: $(READY) ## put the code into its form
 	$(BIN)/ruff format .

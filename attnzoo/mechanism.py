@@ -221,7 +221,7 @@ class Mechanism(nn.Module):
                 else "step on a state of self-attention needs k and v; only a memory takes queries alone"
             )
         if k is not None and v is not None:
-            Mask(key_keep=mask.key_keep).check(q.shape[0], self.num_heads, q.shape[2], k.shape[2])
+            self.check_call(q, k, v, Mask(causal=True, key_keep=mask.key_keep), None)
             k, v = hide_keys(k, mask.key_keep), hide_keys(v, mask.key_keep)
             keys = self.prepare_keys(k)
             tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, v, state.k, state.v))

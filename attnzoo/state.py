@@ -52,6 +52,12 @@ class KVState(NamedTuple):
             raise ValueError(
                 f"the state holds {self.k.shape[0]} rows, {k.shape[0]} came; reorder() picks rows of a state"
             )
+        for name, new, buffer in (("keys", k, self.k), ("values", v, self.v)):
+            if new.shape[1] != buffer.shape[1] or new.shape[3] != buffer.shape[3]:
+                raise ValueError(
+                    f"the state was made for {buffer.shape[1]} heads of {buffer.shape[3]} {name}, "
+                    f"{new.shape[1]} of {new.shape[3]} came; see num_kv_heads and value_dim of init_state"
+                )
         end, capacity = self.used + k.shape[2], self.k.shape[2]
         if end > capacity:
             raise ValueError(

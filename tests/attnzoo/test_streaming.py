@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnzoo import DecoderBlock, Mask, Mechanism, MultiheadAttention, reorder
+from attnzoo import DecoderBlock, Mask, Mechanism, MultiheadAttention, Softmax, reorder
 from attnzoo.positions import RelativeBias, Rotary
 
 Make = Callable[..., Mechanism]
@@ -296,3 +296,17 @@ def test_a_decoder_block_by_steps(kind: type[Mechanism], norm_first: bool) -> No
         out, state = block.step(x[:, t : t + 1], state)
         parts.append(out)
     close(torch.cat(parts, 1)[keep], expected[keep])
+
+
+def test_keys_that_the_state_was_not_made_for_are_refused() -> None:
+    """Before anything is written into it."""
+    attn = Softmax(4, 8).eval()
+    q, grouped = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 2, 8)
+    state = attn.init_state(1, 4)
+    with pytest.raises(ValueError, match=r"made for 4 heads of 8 keys, 2 of 8 came; see num_kv_heads"):
+        attn.step(q, grouped, grouped, state)
+    with pytest.raises(ValueError, match="made for 4 heads of 8 values, 4 of 3 came"):
+        attn.step(q, q, q[..., :3], state)
+    with pytest.raises(ValueError, match="does not fit"):
+        attn.step(q, q[:, :, :1], q, state)
+    assert state.k.count_nonzero() == 0
