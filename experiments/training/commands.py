@@ -44,8 +44,8 @@ def fit(argv: list[str]) -> int:
             )
         if cli.checkpoint is not None and cli.trainer.global_step == cli.content["global_step"]:
             console.say(
-                f"Nothing was left to train after step {cli.trainer.global_step}; raise --trainer.max_epochs "
-                "(or max_steps) to train longer."
+                f"Nothing was left to train in {cli.checkpoint.parent.parent} after step "
+                f"{cli.trainer.global_step}; raise --trainer.max_epochs (or max_steps) to train longer."
             )
         tested = _test_best(cli)
         status = "finished"
@@ -135,6 +135,10 @@ def _record(cli: ExperimentCLI, status: str, seconds: float, tested: dict[str, f
     assert cli.folder is not None
     before = cli.folder.read_results()
     network = cli.model.network
+    began = 0 if cli.checkpoint is None else int(cli.content["global_step"])
+    # A run that is only tested again costs nothing more.
+    seconds = seconds if cli.trainer.global_step > began or not before else 0.0
+    speed = f"{cli.model.unit}_per_second"
     results = {
         "preset": cli.options.preset,
         "task": cli.model.task,
@@ -146,8 +150,8 @@ def _record(cli: ExperimentCLI, status: str, seconds: float, tested: dict[str, f
         "steps": cli.trainer.global_step,
         "epochs": cli.trainer.current_epoch,
         "parameters": None if network is None else console.parameter_count(network),
-        "peak_memory_mib": runs.peak_memory_mib(),
-        f"{cli.model.unit}_per_second": cli.throughput.per_second,
+        "peak_memory_mib": max(runs.peak_memory_mib(), before.get("peak_memory_mib", 0.0)),
+        speed: before.get(speed) if cli.throughput.per_second is None else cli.throughput.per_second,
         "best_step": cli.keeper.best_step,
         "best_val_primary": cli.keeper.best_score,
         "versions": saved.versions(),

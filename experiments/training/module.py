@@ -195,10 +195,11 @@ class Experiment(pl.LightningModule):
         if self._logs_this_step():
             means = self._accumulated.means(self.trainer)
             if not math.isfinite(means["train/loss"]):
+                clip = "" if self.trainer.gradient_clip_val else ", or clip (--trainer.gradient_clip_val=1)"
                 raise ValueError(
                     f"The loss is {means['train/loss']} in step {done}, at rate {self._row['lr']:.3g} and gradient "
                     f"norm {self._row['grad_norm']:.3g}. Lower --model.optim.lr, warm up longer "
-                    f"(--model.optim.warmup_steps), or clip (--trainer.gradient_clip_val=1)."
+                    f"(--model.optim.warmup_steps){clip}."
                 )
             self.log("train/loss", means["train/loss"], prog_bar=True, logger=False)
             self.write({**means, **self._row}, step=done)

@@ -78,7 +78,9 @@ class RunFolder:
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> RunFolder | None:
         """The run that `checkpoint` is the newest state of, or None: then a new run begins from it."""
-        path = checkpoint.resolve().parent.parent
+        path, here = checkpoint.resolve().parent.parent, Path.cwd()
+        # As short as in a run that is new, for it is printed.
+        path = path.relative_to(here) if path.is_relative_to(here) else path
         if checkpoint.name == "last.ckpt" and (path / "config.yaml").is_file():
             return cls(path)
         return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import yaml
 
 from experiments.training.runs import newest_last
 from experiments.training.usage import UsageError, config_path
+
+log = logging.getLogger("experiments")
 
 
 def resolve_configs(words: list[str]) -> tuple[list[str], str | None]:
@@ -30,13 +33,24 @@ def resolve_configs(words: list[str]) -> tuple[list[str], str | None]:
 def resolve_last(words: list[str], preset: str | None) -> tuple[list[str], str | None]:
     """Words with `--ckpt_path=last` made the path of the newest run, and its preset.
 
-    One `--config` says which preset's newest run is meant. The options are then those of that run, not those of
-    the preset as it stands: a run that was started with more options goes on with them.
+    One `--config` beside it says which preset's newest run is meant. The options are those of that run, not those
+    of the preset as it stands: a run that was started with more options goes on with them. The same holds for the
+    path of a checkpoint in a run of that preset.
     """
-    if value_of(words, "--ckpt_path") != "last":
+    wanted = value_of(words, "--ckpt_path")
+    if wanted in (None, "null"):
         return words, preset
     root = value_of(words, "--run.root") or "runs"
-    path = newest_last(root, value_of(words, "--run.preset") or preset)
+    last = wanted == "last"
+    path = newest_last(root, value_of(words, "--run.preset") or preset) if last else Path(str(wanted))
+    run = path.resolve().parent.parent
+    configs = sum(word.partition("=")[0] in ("--config", "-c") for word in words)
+    if last and configs > 1:
+        raise UsageError("--ckpt_path=last takes its options from the run; leave out the second --config.")
+    of_preset = configs == 1 and run.parent.name == preset and (run / "config.yaml").is_file()
+    if not last and not of_preset:
+        return words, preset
+    log.info("Going on from %s.", path)
     kept: list[str] = []
     skip = False
     for word in words:
@@ -45,10 +59,7 @@ def resolve_last(words: list[str], preset: str | None) -> tuple[list[str], str |
             skip = not skip and not equals
         else:
             kept.append(word)
-    configs = sum(word.partition("=")[0] in ("--config", "-c") for word in words)
-    if configs > 1:
-        raise UsageError("--ckpt_path=last takes its options from the run; leave out the second --config.")
-    return [f"--ckpt_path={path}", *kept], path.parent.parent.parent.name
+    return [f"--ckpt_path={path}", *kept], run.parent.name
 
 
 def help_of_config(words: list[str]) -> list[str]:

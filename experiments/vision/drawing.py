@@ -58,7 +58,7 @@ def on_grid(network: VisionTransformer, weights: Tensor) -> Tensor:
 
 
 def attention_figures(network: VisionTransformer, image: Tensor, title: str = "") -> dict[str, Figure]:
-    """One figure: the picture, the rollout over it, and below them every head of every block.
+    """One figure: the picture, the rollout beside it, and below them every head of every block.
 
     None, and a message that says so, where a mechanism is not linear in v and so has no map.
 
@@ -87,11 +87,12 @@ def attention_figures(network: VisionTransformer, image: Tensor, title: str = ""
         axis.set_axis_off()
     height, width = pixels.shape[:2]
     place = {"extent": (0, width, height, 0)}
-    for axis, name in ((axes[0, 0], "picture"), (axes[0, 1], "all blocks (rollout)")):
-        axis.imshow(pixels, cmap="gray", vmin=0, vmax=1, **place)
-        axis.set_title(name, fontsize=8)
-        _frame(axis)
-    axes[0, 1].imshow(on_grid(network, rollout(maps)).numpy(), cmap="magma", alpha=0.65, **place)
+    axes[0, 0].imshow(pixels, cmap="gray", vmin=0, vmax=1, **place)
+    axes[0, 0].set_title("picture", fontsize=8)
+    _frame(axes[0, 0])
+    reached = on_grid(network, rollout(maps))
+    axes[0, 1].imshow(reached.numpy(), cmap="magma", vmin=0, **place)
+    axes[0, 1].set_title(f"all blocks (rollout): {reached.max():.2f}", fontsize=7)
     for row, weights in enumerate(maps, start=1):
         for head, matrix in enumerate(weights):
             shown = on_grid(network, matrix)

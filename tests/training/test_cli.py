@@ -328,3 +328,19 @@ def test_a_signal_in_the_closing_test_ends_with_its_status(
     (folder,) = folders(config)
     assert json.loads((folder / "results.json").read_text())["status"] == "stopped"
     assert (folder / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_a_finished_run_keeps_its_cost_when_it_is_tested_again(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(config.parent)
+    assert fit(config) == 0
+    (folder,) = folders(config)
+    before = json.loads((folder / "results.json").read_text())
+    capsys.readouterr()
+    assert main(["fit", f"--config={config}", f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}"]) == 0
+    assert f"Nothing was left to train in {folder} after step 20" in capsys.readouterr().out
+    after = json.loads((folder / "results.json").read_text())
+    for key in ("seconds", "samples_per_second", "steps", "metrics"):
+        assert after[key] == before[key]
+    assert after["peak_memory_mib"] >= before["peak_memory_mib"]
