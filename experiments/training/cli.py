@@ -33,7 +33,7 @@ from experiments.training.runs import RunFolder, RunOptions, commit
 from experiments.training.throughput import Throughput
 from experiments.training.usage import UsageError
 from experiments.training.wandb_rows import WandbRows
-from experiments.training.words import help_of_config, resolve_configs, resolve_last, value_of
+from experiments.training.words import help_of_config, resolve_checkpoint, resolve_configs, value_of
 
 FIT = """Trains, tests the best checkpoint, prints the figures and what comes next.
 
@@ -71,7 +71,7 @@ class ExperimentCLI(LightningCLI):
     """
 
     def __init__(self, words: list[str], *, resume: bool) -> None:
-        words, preset = resolve_last(*resolve_configs(words))
+        words, preset = resolve_checkpoint(*resolve_configs(words))
         self.words = help_of_config(words)
         self.resume = resume
         self.default_preset = preset

@@ -30,7 +30,7 @@ def resolve_configs(words: list[str]) -> tuple[list[str], str | None]:
     return resolved, first
 
 
-def resolve_last(words: list[str], preset: str | None) -> tuple[list[str], str | None]:
+def resolve_checkpoint(words: list[str], preset: str | None) -> tuple[list[str], str | None]:
     """Words with `--ckpt_path=last` made the path of the newest run, and its preset.
 
     One `--config` beside it says which preset's newest run is meant. The options are those of that run, not those
@@ -50,7 +50,7 @@ def resolve_last(words: list[str], preset: str | None) -> tuple[list[str], str |
     of_preset = configs == 1 and run.parent.name == preset and (run / "config.yaml").is_file()
     if not last and not of_preset:
         return words, preset
-    log.info("Going on from %s.", path)
+    log.info("From %s, with the options of its run.", path)
     kept: list[str] = []
     skip = False
     for word in words:

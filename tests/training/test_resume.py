@@ -115,6 +115,29 @@ def test_r10_stop_by_a_signal_and_resume(tmp_path: Path, step: int, options: dic
     assert (keeper.best_score, keeper.best_step) == (resumed.best_score, resumed.best_step)
 
 
+class SignalInBatch(pl.Callback):
+    """Sends SIGTERM to this process in batch `batch` of the first epoch."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == 0 and batch_idx == self.batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("batch", [3, 4])
+def test_r10_a_validation_among_accumulated_batches_is_no_place_to_stop(tmp_path: Path, batch: int) -> None:
+    """R10: validation follows batch 5, and an optimiser step takes 3: gradients of two batches would be lost."""
+    options: dict[str, Any] = {"accumulate_grad_batches": 3, "val_check_interval": 5}
+    whole, _ = run(tmp_path / "whole", **options)
+    first, _ = run(tmp_path / "parts", callbacks=(SignalInBatch(batch),), **options)
+    second, _ = run(tmp_path / "parts", resume=tmp_path / "parts" / "last.ckpt", seed=5, **options)
+    assert len(first.seen) == 6
+    assert first.seen + second.seen == whole.seen
+    assert_same_end(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_r10_every_sample_of_an_interrupted_epoch_is_seen_once(tmp_path: Path) -> None:
     """R10: 10 batches an epoch, stopped after 3."""
     first, _ = run(tmp_path, callbacks=(SignalAt(3),), max_epochs=1)

@@ -90,6 +90,7 @@ def test_wrong_words_are_answered_in_three_lines(
     [
         ("attention:", "atention:", ["--model.atention", "Did you mean attention?", "toy.yaml"]),
         ("trainer:", "traner:", ["traner", "Did you mean trainer?", "toy.yaml"]),
+        ("max_epochs:", "max_epoch:", ["max_epoch", "Did you mean max_epochs?", "toy.yaml"]),
         ("lr:", "lrr:", ["--model.optim.lrr", "Did you mean lr?", "toy.yaml"]),
         ("training_toys.Toy\n", "training_toyz.Toy\n", ["training_toyz.Toy"]),
         ("trainer: {", "trainer: [", ["toy.yaml"]),
