@@ -17,6 +17,7 @@ import yaml
 
 from experiments.__main__ import main
 from experiments.training import saved
+from experiments.training.checkpoints import WholeFiles
 from experiments.training.specs import describe
 
 HERE = Path(__file__).parent
@@ -344,3 +345,31 @@ def test_a_finished_run_keeps_its_cost_when_it_is_tested_again(
     for key in ("seconds", "samples_per_second", "steps", "metrics"):
         assert after[key] == before[key]
     assert after["peak_memory_mib"] >= before["peak_memory_mib"]
+
+
+def test_a_score_that_is_no_number_does_not_stay_the_best(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every comparison with NaN is false, so a first one would never be beaten."""
+    from training_toys import Toy
+
+    monkeypatch.setattr(Toy, "primary", lambda self, values: 1.0 if self.trainer.current_epoch else float("nan"))
+    assert fit(config) == 0
+    results = json.loads((folders(config)[0] / "results.json").read_text())
+    assert results["best_step"] == 20
+    assert results["best_val_primary"] == 1.0
+
+
+def test_r12_figures_are_on_the_disk_before_the_checkpoint_of_their_step(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed right after a save and taken up again does not measure them a second time."""
+    before = WholeFiles.save_checkpoint
+    seen: list[tuple[int, str]] = []
+
+    def save(self: WholeFiles, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        seen.append((checkpoint["global_step"], rows(folders(config)[0])[-1]["step"]))
+        before(self, checkpoint, path, storage_options)
+
+    monkeypatch.setattr(WholeFiles, "save_checkpoint", save)
+    assert fit(config) == 0
+    assert {step for step, _ in seen} == {10, 20}
+    assert all(str(step) == on_disk for step, on_disk in seen)
