@@ -9,13 +9,14 @@ from attnzoo.blocks import DecoderBlock, EncoderBlock, FeedForward
 from attnzoo.catalogue import CATALOGUE, build, from_spec, spec
 from attnzoo.laws import check_attention
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism, Traits
+from attnzoo.mechanism import Mechanism
 from attnzoo.mechanisms.additive import Additive
 from attnzoo.mechanisms.local import Local
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.multihead import MultiheadAttention
 from attnzoo.record import attention_map, record
 from attnzoo.state import reorder
+from attnzoo.traits import Traits
 
 __all__ = [
     "CATALOGUE",

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from attnzoo.catalogue import CATALOGUE
-from attnzoo.mechanism import Traits
+from attnzoo.traits import Traits
 
 COLUMNS = [field.name for field in fields(Traits) if field.type is bool or field.type == "bool"]
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from attnzoo.mask import check_pair_shape
+
 
 class OffsetBias(NamedTuple):
     """Terms to be added to the scores that depend on the offset of key and query alone.
@@ -39,3 +41,18 @@ class OffsetBias(NamedTuple):
 
 
 Bias = Tensor | OffsetBias
+
+
+def check_bias(bias: Bias, heads: int, batch: int, queries: int, keys: int) -> None:
+    """Raises ``ValueError`` unless the bias is floating point and fits H, B, T, S."""
+    values = bias.values if isinstance(bias, OffsetBias) else bias
+    if not isinstance(values, Tensor):
+        raise ValueError(f"bias must be a tensor or an OffsetBias, got {type(values).__name__}")
+    if not values.is_floating_point():
+        raise ValueError(f"bias must be floating point, got {values.dtype}; what hides a key is a mask, boolean")
+    if isinstance(bias, OffsetBias):
+        expected = (heads, max(0, queries + keys - 1))
+        if tuple(values.shape) != expected:
+            raise ValueError(f"OffsetBias must be [H, T + S - 1] = {expected}, got {tuple(values.shape)}")
+    else:
+        check_pair_shape("bias", bias, batch, heads, queries, keys)

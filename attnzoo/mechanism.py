@@ -4,55 +4,15 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head wi
 """
 
 import inspect
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from attnzoo.bias import Bias, OffsetBias
-from attnzoo.mask import Mask, as_mask, check_pair_shape, hide_keys
+from attnzoo.bias import Bias, check_bias
+from attnzoo.mask import Mask, as_mask, hide_keys
 from attnzoo.state import KVState, State
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What a mechanism can do, as data: read by its checks, the laws, the docs table and sweeps.
-
-    Attributes:
-        causal: takes ``mask.causal``.
-        bidirectional: works without ``mask.causal``.
-        cross: keys may come from another sequence than the queries.
-        rectangular: T may differ from S.
-        key_keep: takes ``mask.key_keep``, and padding then moves nothing.
-        pair_keep: takes ``mask.pair_keep`` and ``mask.segments``.
-        bias: takes terms to be added to the scores.
-        streaming: has ``step``, equal to one causal pass.
-        grouped: the number of key/value heads may be a divisor of the number of query heads.
-        linear_in_v: the output is linear in v, so ``attention_map`` exists.
-        normalised: the weights are >= 0 and each row sums to 1.
-        exact: a softmax over all visible keys, no approximation: of q . k / sqrt(D) + bias, or of scores
-            whose formula stands in ``attnzoo.reference.FORMULAS``.
-        shared_qk: the keys are the queries, so the shell has no key projection.
-        linear_memory: never makes a tensor of T x S elements.
-        complexity: time, in the letters above.
-    """
-
-    causal: bool = True
-    bidirectional: bool = True
-    cross: bool = True
-    rectangular: bool = True
-    key_keep: bool = True
-    pair_keep: bool = True
-    bias: bool = True
-    streaming: bool = True
-    grouped: bool = True
-    linear_in_v: bool = True
-    normalised: bool = True
-    exact: bool = True
-    shared_qk: bool = False
-    linear_memory: bool = False
-    complexity: str = "T S D"
+from attnzoo.traits import Traits
 
 
 class Mechanism(nn.Module):
@@ -69,12 +29,19 @@ class Mechanism(nn.Module):
 
     ``traits`` say what a class can do; ``reasons``, for a trait that is denied, why, and what could serve instead.
 
+    Attributes:
+        qk_parts: into how many equal parts q and k fall, each of which a rotary position turns by itself.
+        norm_gain: the gain of the per-head norm that the paper puts behind the mechanism, which is the shell's to
+            apply; None where there is no such norm.
+
     Raises:
         ValueError: if ``dropout`` is outside [0, 1).
     """
 
     traits: ClassVar[Traits] = Traits()
     reasons: ClassVar[dict[str, str]] = {}
+    qk_parts: ClassVar[int] = 1
+    norm_gain: float | None = None
 
     def __init__(self, num_heads: int, head_dim: int, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -156,11 +123,10 @@ class Mechanism(nn.Module):
         own = next(self.parameters(), None)
         if own is not None:
             dtype, device = dtype or own.dtype, device or own.device
-        with torch.no_grad():
-            probe = self.prepare_keys(torch.zeros(1, groups, 1, self.head_dim, dtype=dtype, device=device))
-        k = probe.new_zeros(batch_size, probe.shape[1], max_len, probe.shape[3])
         width = self.head_dim if value_dim is None else value_dim
-        return KVState(k, probe.new_zeros(batch_size, groups, max_len, width), None, 0)
+        with torch.no_grad():
+            k = self.prepare_keys(torch.zeros(batch_size, groups, 0, self.head_dim, dtype=dtype, device=device))
+        return self.start(k, k.new_zeros(batch_size, groups, 0, width), max_len)
 
     def memory(self, k: Tensor, v: Tensor, mask: Mask | None = None) -> State:
         """Fixed keys for cross-attention: what can be made of them is made here, once.
@@ -179,7 +145,7 @@ class Mechanism(nn.Module):
             raise ValueError(f"{type(self).__name__}.memory takes key_keep only; give pair_keep to step")
         mask.check(k.shape[0], self.num_heads, 1, k.shape[2])
         keys, values = self.prepare_keys(hide_keys(k, mask.key_keep)), hide_keys(v, mask.key_keep)
-        return KVState(keys, values, mask.key_keep, k.shape[2], fixed=True)
+        return self.remember(keys, values, mask.key_keep)
 
     def step(
         self,
@@ -220,19 +186,41 @@ class Mechanism(nn.Module):
                 if state.fixed
                 else "step on a state of self-attention needs k and v; only a memory takes queries alone"
             )
-        if k is not None and v is not None:
-            self.check_call(q, k, v, Mask(causal=True, key_keep=mask.key_keep), None)
-            k, v = hide_keys(k, mask.key_keep), hide_keys(v, mask.key_keep)
-            keys = self.prepare_keys(k)
-            tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, v, state.k, state.v))
-            state = state.append(keys, v, mask.key_keep, copy=tracked)
-        elif mask.causal or mask.key_keep is not None:
-            raise ValueError("step on a memory takes neither causal nor key_keep: the memory holds its key_keep")
-        keep = None if state.keep is None else state.keep[:, : state.used]
-        mask = Mask(causal=k is not None, key_keep=keep, pair_keep=mask.pair_keep)
-        keys, values = state.k[:, :, : state.used], state.v[:, :, : state.used]
-        self.check_call(q, None, values, mask, bias)
-        return self._attend(q, keys, values, mask, bias), state
+        if k is None or v is None:
+            if mask.causal or mask.key_keep is not None:
+                raise ValueError("step on a memory takes neither causal nor key_keep: the memory holds its key_keep")
+            self._check_queries(q)
+            self.check_terms(mask, bias, state.length.shape[0], q.shape[2], state.used)
+            return self.recall(q, state, mask, bias), state
+        self.check_call(q, k, v, Mask(causal=True, key_keep=mask.key_keep), None)
+        self.check_terms(mask._replace(key_keep=None), bias, q.shape[0], q.shape[2], state.used + q.shape[2])
+        keys, values = self.prepare_keys(hide_keys(k, mask.key_keep)), hide_keys(v, mask.key_keep)
+        return self.advance(q, keys, values, state, mask, bias)
+
+    def start(self, keys: Tensor, v: Tensor, max_len: int) -> State:
+        """An empty state with room for ``max_len`` tokens, of the kinds and widths of keys and v [B, G, 0, ...]."""
+        (batch, groups, _, width), value_dim = keys.shape, v.shape[3]
+        room = keys.new_zeros(batch, groups, max_len, width)
+        return KVState(room, v.new_zeros(batch, v.shape[1], max_len, value_dim), None, 0)
+
+    def remember(self, keys: Tensor, v: Tensor, key_keep: Tensor | None) -> State:
+        """The state that ``memory`` gives, from prepared keys and values with hidden rows at 0."""
+        return KVState(keys, v, key_keep, keys.shape[2], fixed=True)
+
+    def advance(
+        self, q: Tensor, keys: Tensor, v: Tensor, state: Any, mask: Mask, bias: Bias | None
+    ) -> tuple[Tensor, State]:
+        """``step`` with new keys: prepared, checked, hidden rows at 0; ``mask`` and ``bias`` as there."""
+        tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, v, state.k, state.v))
+        state = state.append(keys, v, mask.key_keep, copy=tracked)
+        mask = Mask(causal=True, key_keep=state.kept, pair_keep=mask.pair_keep)
+        keys, v = state.filled
+        return self._attend(q, keys, v, mask, bias), state
+
+    def recall(self, q: Tensor, state: Any, mask: Mask, bias: Bias | None) -> Tensor:
+        """``step`` on a memory."""
+        keys, v = state.filled
+        return self._attend(q, keys, v, Mask(key_keep=state.kept, pair_keep=mask.pair_keep), bias)
 
     def _attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
         # The one place that every call passes, whole or by steps: record() listens here.
@@ -250,50 +238,43 @@ class Mechanism(nn.Module):
             reason = self.reasons.get(trait, f"it is not {trait}")
             raise ValueError(f"{type(self).__name__} does not take {argument}: {reason}")
 
-    def check_call(self, q: Tensor, k: Tensor | None, v: Tensor, mask: Mask, bias: Bias | None) -> None:
-        """Raises ``ValueError`` unless shapes fit and everything given can be honoured (k None: prepared)."""
+    def check_call(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> None:
+        """Raises ``ValueError`` unless shapes fit and everything given can be honoured."""
         name = type(self).__name__
-        k_shape = (*v.shape[:3], self.head_dim) if k is None else tuple(k.shape)
-        if q.dim() != 4 or len(k_shape) != 4 or v.dim() != 4:
+        if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
             raise ValueError(
                 f"{name} takes q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv]; "
-                f"got {tuple(q.shape)}, {k_shape}, {tuple(v.shape)}"
+                f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
             )
         batch, heads, queries, width = q.shape
         groups, keys = v.shape[1:3]
-        if heads != self.num_heads or width != self.head_dim:
-            raise ValueError(
-                f"{name} was built for num_heads={self.num_heads}, head_dim={self.head_dim}; q has {heads} and {width}"
-            )
-        if k_shape != (batch, groups, keys, width):
-            raise ValueError(f"{name}: k {k_shape} does not fit q {tuple(q.shape)} and v {tuple(v.shape)}")
+        self._check_queries(q)
+        if tuple(k.shape) != (batch, groups, keys, width):
+            raise ValueError(f"{name}: k {tuple(k.shape)} does not fit q {tuple(q.shape)} and v {tuple(v.shape)}")
         if groups < 1 or heads % groups:
             raise ValueError(
                 f"{name}: the number of query heads, {heads}, is no multiple of the key/value heads, {groups}"
             )
         if groups != heads:
             self.require("grouped", f"{groups} key/value heads for {heads} query heads")
-        mask.check(batch, heads, queries, keys)
         self.require("causal" if mask.causal else "bidirectional", f"mask.causal={mask.causal}")
         if queries != keys and not self.traits.rectangular:  # a text of sizes would fix them for compile
             self.require("rectangular", f"{queries} queries for {keys} keys")
+        self.check_terms(mask, bias, batch, queries, keys)
+
+    def check_terms(self, mask: Mask, bias: Bias | None, batch: int, queries: int, keys: int) -> None:
+        """Raises ``ValueError`` unless mask and bias fit B, T and S, and can be honoured."""
+        mask.check(batch, self.num_heads, queries, keys)
         for trait, part in (("key_keep", "key_keep"), ("pair_keep", "pair_keep"), ("pair_keep", "segments")):
             if getattr(mask, part) is not None:
                 self.require(trait, f"mask.{part}")
         if bias is not None:
             self.require("bias", "bias")
-            self.check_bias(bias, batch, queries, keys)
+            check_bias(bias, self.num_heads, batch, queries, keys)
 
-    def check_bias(self, bias: Bias, batch: int, queries: int, keys: int) -> None:
-        """Raises ``ValueError`` unless the bias is floating point and fits B, H, T, S."""
-        values = bias.values if isinstance(bias, OffsetBias) else bias
-        if not isinstance(values, Tensor):
-            raise ValueError(f"bias must be a tensor or an OffsetBias, got {type(values).__name__}")
-        if not values.is_floating_point():
-            raise ValueError(f"bias must be floating point, got {values.dtype}; what hides a key is a mask, boolean")
-        if isinstance(bias, OffsetBias):
-            expected = (self.num_heads, max(0, queries + keys - 1))
-            if tuple(values.shape) != expected:
-                raise ValueError(f"OffsetBias must be [H, T + S - 1] = {expected}, got {tuple(values.shape)}")
-        else:
-            check_pair_shape("bias", bias, batch, self.num_heads, queries, keys)
+    def _check_queries(self, q: Tensor) -> None:
+        if q.dim() != 4 or q.shape[1] != self.num_heads or q.shape[3] != self.head_dim:
+            raise ValueError(
+                f"{type(self).__name__} was built for num_heads={self.num_heads}, head_dim={self.head_dim}: "
+                f"q must be [B, {self.num_heads}, T, {self.head_dim}], got {tuple(q.shape)}"
+            )

@@ -5,7 +5,7 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head wi
 
 from torch import Tensor, nn
 
-from attnzoo.bias import Bias
+from attnzoo.bias import Bias, check_bias
 from attnzoo.catalogue import Factory, construct
 from attnzoo.mask import Mask, as_mask, hide
 from attnzoo.mechanisms.softmax import Softmax
@@ -290,7 +290,7 @@ class MultiheadAttention(nn.Module):
         if isinstance(self.position, RelativeBias):
             length = k.shape[2] if keys is None else keys
             if bias is not None:  # before the sum, in which broadcasting would hide what does not fit
-                self.mechanism.check_bias(bias, q.shape[0], q.shape[2], length)
+                check_bias(bias, self.num_heads, q.shape[0], q.shape[2], length)
             return q, k, self.position(q.shape[2], length).plus(bias, q.shape[2])
         assert positions is not None
         return self.position(q, positions), self.position(k, context_positions), bias

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,19 +66,44 @@ def record(model: nn.Module) -> Iterator[dict[str, list[Call]]]:
     if model.training:
         raise ValueError("record() reads a model in evaluation: call model.eval() first")
     sites: dict[str, list[Call]] = {}
-    outer = {mechanism: mechanism.__dict__.get("_attend") for mechanism in mechanisms.values()}
+    outer = {
+        mechanism: {name: mechanism.__dict__[name] for name in SHADOWED if name in mechanism.__dict__}
+        for mechanism in mechanisms.values()
+    }
     try:
-        for name, mechanism in mechanisms.items():
-            site = name.removesuffix(".mechanism") if name not in ("", "mechanism") else "attention"
+        for path, mechanism in mechanisms.items():
+            site = path.removesuffix(".mechanism") if path not in ("", "mechanism") else "attention"
             sites[site] = []
             # Shadows the method on this one object for the time of the context, so nothing is paid when off.
             mechanism.__dict__["_attend"] = _listen(mechanism, sites[site])
+            for name in ("advance", "recall"):
+                mechanism.__dict__[name] = _must_be_heard(mechanism, name, sites[site])
         yield sites
     finally:
-        for mechanism, listener in outer.items():
-            mechanism.__dict__.pop("_attend", None)
-            if listener is not None:
-                mechanism.__dict__["_attend"] = listener
+        for mechanism, shadows in outer.items():
+            for name in SHADOWED:
+                mechanism.__dict__.pop(name, None)
+            mechanism.__dict__.update(shadows)
+
+
+SHADOWED = ("_attend", "advance", "recall")
+
+
+def _must_be_heard(mechanism: Mechanism, name: str, calls: list[Call]) -> Callable[..., Any]:
+    """A step whose state keeps no keys has nothing that could be recorded, and says so."""
+    method = getattr(mechanism, name)
+
+    def heard(*args: Any) -> Any:
+        before = len(calls)
+        result = method(*args)
+        if len(calls) == before:
+            raise ValueError(
+                f"record() cannot read a step of {type(mechanism).__name__}, whose state keeps no keys; "
+                f"give it the whole sequence at once"
+            )
+        return result
+
+    return heard
 
 
 def _listen(mechanism: Mechanism, calls: list[Call]) -> Callable[..., Tensor]:

@@ -3,7 +3,7 @@
 Letters: B batch, G key/value heads, Dv value width.
 """
 
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -36,6 +36,16 @@ class KVState(NamedTuple):
             return torch.full((self.k.shape[0],), self.used, device=self.k.device)
         return self.keep[:, : self.used].sum(1)
 
+    @property
+    def filled(self) -> tuple[Tensor, Tensor]:
+        """Keys and values so far."""
+        return self.k[:, :, : self.used], self.v[:, :, : self.used]
+
+    @property
+    def kept(self) -> Tensor | None:
+        """``keep`` of the slots that are filled."""
+        return None if self.keep is None else self.keep[:, : self.used]
+
     def append(self, k: Tensor, v: Tensor, key_keep: Tensor | None, *, copy: bool = False) -> "KVState":
         """Writes t new keys and values.
 
@@ -48,22 +58,9 @@ class KVState(NamedTuple):
         Raises:
             ValueError: when they do not fit.
         """
-        if k.shape[0] != self.k.shape[0]:
-            raise ValueError(
-                f"the state holds {self.k.shape[0]} rows, {k.shape[0]} came; reorder() picks rows of a state"
-            )
-        for name, new, buffer in (("keys", k, self.k), ("values", v, self.v)):
-            if new.shape[1] != buffer.shape[1] or new.shape[3] != buffer.shape[3]:
-                raise ValueError(
-                    f"the state was made for {buffer.shape[1]} heads of {buffer.shape[3]} {name}, "
-                    f"{new.shape[1]} of {new.shape[3]} came; see num_kv_heads and value_dim of init_state"
-                )
         end, capacity = self.used + k.shape[2], self.k.shape[2]
-        if end > capacity:
-            raise ValueError(
-                f"the state is full: it holds {self.used} of max_len={capacity} tokens and {k.shape[2]} more came; "
-                f"make it with a larger max_len"
-            )
+        check_new(k, v, tuple(self.k.shape), tuple(self.v.shape))
+        check_room(self.used, k.shape[2], capacity)
         keep = self.keep
         if keep is None and key_keep is not None:
             keep = torch.ones(k.shape[0], capacity, dtype=torch.bool, device=k.device)
@@ -77,11 +74,44 @@ class KVState(NamedTuple):
         return KVState(buffers[0], buffers[1], keep, end)
 
 
-State = KVState
-"""What ``step`` carries from call to call: a named tuple whose tensors have the batch first."""
+def check_new(k: Tensor, v: Tensor, k_shape: tuple[int, ...], v_shape: tuple[int, ...]) -> None:
+    """Raises ``ValueError`` unless new keys and values have the rows, heads and widths of the stored ones."""
+    if k.shape[0] != k_shape[0]:
+        raise ValueError(f"the state holds {k_shape[0]} rows, {k.shape[0]} came; reorder() picks rows of a state")
+    for name, new, stored in (("keys", k, k_shape), ("values", v, v_shape)):
+        if new.shape[1] != stored[1] or new.shape[3] != stored[3]:
+            raise ValueError(
+                f"the state was made for {stored[1]} heads of {stored[3]} {name}, "
+                f"{new.shape[1]} of {new.shape[3]} came; see num_kv_heads and value_dim of init_state"
+            )
 
 
-S = TypeVar("S", bound=tuple[Any, ...])
+def check_room(used: int, more: int, max_len: int) -> None:
+    """Raises ``ValueError`` when a state is full."""
+    if used + more > max_len:
+        raise ValueError(
+            f"the state is full: it holds {used} of max_len={max_len} tokens and {more} more came; "
+            f"make it with a larger max_len"
+        )
+
+
+class State(Protocol):
+    """What ``step`` carries from call to call: a named tuple whose tensors have the batch first."""
+
+    @property
+    def used(self) -> int:
+        """How many tokens came so far, padding included, the same for each row."""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether this is a memory, whose keys all came at once."""
+
+    @property
+    def length(self) -> Tensor:
+        """Real tokens so far, int64 [B]: the position of the next one."""
+
+
+S = TypeVar("S")
 
 
 def reorder(state: S, rows: Tensor) -> S:
@@ -104,4 +134,4 @@ def reorder(state: S, rows: Tensor) -> S:
             return part.index_select(0, rows)
         return reorder(part, rows) if isinstance(part, tuple) else part
 
-    return cast(S, type(state)._make(map(pick, state)))  # type: ignore[attr-defined]
+    return cast(S, type(state)._make(map(pick, cast(Any, state))))  # type: ignore[attr-defined]

@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 from attnzoo.laws import numbers, steps, visibility
 from attnzoo.laws.subject import LawBroken, Subject
-from attnzoo.mechanism import Mechanism, Traits
-from attnzoo.reference import Formula, formula_of
+from attnzoo.mechanism import Mechanism
+from attnzoo.reference import formula_of
+from attnzoo.reference.rows import Formula
+from attnzoo.traits import Traits
 
 __all__ = ["LAWS", "Law", "LawBroken", "check_attention"]
 
@@ -48,6 +50,7 @@ LAWS: dict[str, Law] = {
     "repeats": Law(numbers.repeats, _always, "dropout left on in evaluation"),
     "linear in v": Law(numbers.linear_in_v, lambda t: t.linear_in_v, "a norm behind the weighted sum"),
     "normalised": Law(numbers.normalised, lambda t: t.normalised and t.linear_in_v, "softmax over the queries"),
+    "budget": Law(numbers.budget, lambda t: t.budget is not None, "more of the option that buys accuracy buys none"),
     "linear memory": Law(numbers.linear_memory, lambda t: t.linear_memory, "T x S numbers in secret"),
     "refusals": Law(steps.refusals, _always, "an argument that is taken and ignored"),
     "compiles": Law(numbers.compiles, _always, "a graph break"),

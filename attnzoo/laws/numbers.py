@@ -1,6 +1,7 @@
 """Laws of numbers: the formula, gradients, precision, memory, repetition."""
 
 import copy
+import inspect
 import io
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attnzoo.bias import Bias, OffsetBias
+from attnzoo.kernels.sdpa import dense
 from attnzoo.laws.subject import LawBroken, Subject, must_be_finite, must_equal, parts
 from attnzoo.mask import Mask
 from attnzoo.record import attention_map
@@ -171,6 +173,28 @@ def normalised(subject: Subject) -> None:
         if weights.min() < 0:
             raise LawBroken(f"a weight is {weights.min():.3g}")
         must_equal(weights.sum(-1), torch.ones(weights.shape[:-1]), tolerance, f"sums of the rows in {dtype}")
+
+
+def budget(subject: Subject) -> None:
+    """Over 20 seeds, four times the budget comes at least a tenth nearer to softmax."""
+    name = subject.traits.budget
+    assert name is not None
+    cls = type(subject.mechanism)
+    known = inspect.signature(cls).parameters
+    options = {option: getattr(subject.mechanism, option) for option in known if hasattr(subject.mechanism, option)}
+    length = min(64, subject.max_len)
+    mask = Mask(causal=subject.causal())
+    errors = []
+    for amount in (options[name], 4 * options[name]):
+        total = 0.0
+        for seed in range(20):
+            drawn = {"seed": seed} if "seed" in known else {}
+            module = cls(**{**options, name: amount, **drawn}).eval()
+            q, k, v = subject.inputs(length, seed=seed)
+            total += (module(q, k, v, mask) - dense(q, k, v, mask, None)).abs().mean().item()
+        errors.append(total / 20)
+    if not errors[1] <= 0.9 * errors[0]:
+        raise LawBroken(f"{name} {options[name]} is off from softmax by {errors[0]:.3g}, 4 times it by {errors[1]:.3g}")
 
 
 class _Largest(TorchDispatchMode):

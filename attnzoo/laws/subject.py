@@ -8,8 +8,9 @@ from torch import Tensor
 
 from attnzoo.bias import Bias, OffsetBias
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism, Traits
-from attnzoo.reference import Formula
+from attnzoo.mechanism import Mechanism
+from attnzoo.reference.rows import Formula
+from attnzoo.traits import Traits
 
 
 class LawBroken(AssertionError):

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism, Traits
+from attnzoo.mechanism import Mechanism
+from attnzoo.traits import Traits
 
 CHUNK_ELEMENTS = 1 << 22
 """How large the tanh tensor of one chunk of queries, [B, H, chunk, S, A], may grow."""

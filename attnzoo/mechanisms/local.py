@@ -17,7 +17,8 @@ from torch import Tensor, arange
 from attnzoo.bias import Bias
 from attnzoo.kernels.blocks import banded
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Mechanism, Traits
+from attnzoo.mechanism import Mechanism
+from attnzoo.traits import Traits
 
 
 class Local(Mechanism):

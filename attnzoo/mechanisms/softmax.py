@@ -19,7 +19,8 @@ from torch import Tensor
 from attnzoo.bias import Bias
 from attnzoo.kernels import sdpa
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Mechanism, Traits
+from attnzoo.mechanism import Mechanism
+from attnzoo.traits import Traits
 
 Backend = Literal["auto", "flash", "efficient", "cudnn", "math"]
 

@@ -1,5 +1,6 @@
 """The mechanisms under test, and what they should give, written out slowly in float64."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,10 @@ import torch
 from torch import Tensor
 
 from attnzoo import CATALOGUE, Additive, Local, Mask, Mechanism, OffsetBias, Softmax, build
+from attnzoo.catalogue import construct
+
+SITE = {"max_len": 128, "grid": (8, 16), "layer": 1}
+"""What a site tells a mechanism that asks for it."""
 
 Make = Callable[..., Mechanism]
 Brute = Callable[..., Tensor]
@@ -27,7 +32,7 @@ def make(kind: type[Mechanism]) -> Make:
     """Builds the mechanism under test: ``make(num_heads, head_dim, **options)``, in eval."""
 
     def made(num_heads: int, head_dim: int, **options: object) -> Mechanism:
-        return kind(num_heads, head_dim, **options).eval()
+        return construct(functools.partial(kind, **options), num_heads, head_dim, **SITE).eval()
 
     return made
 

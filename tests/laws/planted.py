@@ -202,6 +202,17 @@ class AttendsAcrossSegments(Softmax):
         return sdpa.dense(q, keys, v, mask._replace(segments=None), bias)
 
 
+class WastesItsBudget(Plain):
+    traits = Traits(exact=False, budget="terms")
+
+    def __init__(self, num_heads: int, head_dim: int, *, terms: int = 4) -> None:
+        super().__init__(num_heads, head_dim)
+        self.terms = terms
+
+    def visible(self, queries: int, keys: int, mask: Mask) -> Tensor | None:
+        return super().visible(queries, keys, mask._replace(causal=True))
+
+
 BUGS: list[tuple[type[Mechanism], str]] = [
     (SeesOneKeyTooFar, "future"),
     (AlignsCausalToTheFirstKey, "formula"),
@@ -222,6 +233,7 @@ BUGS: list[tuple[type[Mechanism], str]] = [
     (CutsAParameterOff, "gradients"),
     (SumsInHalfPrecision, "low precision"),
     (NormalisesBehindTheSum, "linear in v"),
+    (WastesItsBudget, "budget"),
     (MakesAllPairsInSecret, "linear memory"),
     (IgnoresWhatItDenies, "refusals"),
     (BreaksTheGraph, "compiles"),

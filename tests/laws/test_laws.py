@@ -6,8 +6,9 @@ import pytest
 from planted import BUGS, Plain
 from torch import Tensor
 
-from attnzoo import CATALOGUE, Additive, Local, Mask, Mechanism, Softmax, build, check_attention
+from attnzoo import CATALOGUE, Additive, Local, Mask, Mechanism, Softmax, check_attention
 from attnzoo.bias import Bias
+from attnzoo.catalogue import construct
 from attnzoo.laws import LAWS, LawBroken
 from attnzoo.laws.subject import Subject
 from attnzoo.reference import formula_of
@@ -22,9 +23,13 @@ VARIANTS = {
 }
 
 
+SITE = {"max_len": 128, "grid": (8, 16), "layer": 1}
+"""What a site tells a mechanism that asks for it."""
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_mechanism_keeps_every_law_that_it_claims(name: str) -> None:
-    verdicts = check_attention(build(name, 4, 8))
+    verdicts = check_attention(construct(CATALOGUE[name], 4, 8, **SITE))
     assert list(verdicts) == list(LAWS)
     assert sum(verdict == "holds" for verdict in verdicts.values()) >= 14
 
