@@ -1,23 +1,28 @@
-"""`python -m benchmarks`: measures the figure that FIGURE names, as a job that goes on where it was stopped."""
+"""`python -m benchmarks`: measures the figure that FIGURE names, as a job that goes on where it was stopped.
+
+ARGS is handed to the figure, as written on a shell line.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import digits, importing
+from benchmarks import digits, importing, speed
 from experiments.training.usage import nearest
 
-FIGURES: dict[str, tuple[Callable[[Path], int], str]] = {
+FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "digits": (digits.measure, "ViT and a support vector machine on the same five splits: about 5 minutes"),
+    "speed": (speed.measure, "time and memory of every mechanism by length, as `make bench`: about an hour"),
     "import": (importing.measure, "time of `import attnzoo` against `import torch`: about a minute"),
 }
-"""Figure -> (function of the folder for its pieces, what it measures)."""
+"""Figure -> (function of the folder for its pieces and of the words of ARGS, what it measures)."""
 
 
-def main(figure: str) -> int:
+def main(figure: str, arguments: list[str]) -> int:
     """Measures a figure; returns the exit status."""
     if figure not in FIGURES:
         wrong = f"FIGURE={figure} is none." if figure else "Name a figure: make reproduce FIGURE=digits"
@@ -25,8 +30,8 @@ def main(figure: str) -> int:
         for name, (_, text) in FIGURES.items():
             print(f"  {name:<10}{text}", file=sys.stderr)
         return 2
-    return FIGURES[figure][0](Path("runs") / "figures" / figure)
+    return FIGURES[figure][0](Path("runs") / "figures" / figure, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main(os.environ.get("FIGURE", "")))
+    sys.exit(main(os.environ.get("FIGURE", ""), shlex.split(os.environ.get("ARGS", ""))))

@@ -28,7 +28,7 @@ GRID = {"C": [1, 3, 10, 30], "gamma": [0.5, 1, 2, 4, 8]}
 """Gamma is divided by the 64 pixels, which run from 0 to 1."""
 
 
-def measure(folder: Path) -> int:
+def measure(folder: Path, arguments: list[str]) -> int:
     """Trains what is still missing for this commit, prints both beside each other, writes `result.json`."""
     here = machine()
     rows = []

@@ -22,7 +22,7 @@ def _seconds(module: str) -> float:
     return time.perf_counter() - start
 
 
-def measure(folder: Path) -> int:
+def measure(folder: Path, arguments: list[str]) -> int:
     """Prints the median ratio and its spread, and writes `result.json`."""
     _seconds("attnzoo")  # the first import reads the disk
     pairs = [(_seconds("attnzoo"), _seconds("torch")) for _ in track(range(PAIRS), "pairs")]

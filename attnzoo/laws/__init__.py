@@ -4,7 +4,7 @@ Each law names the kind of fault that it catches; ``tests/laws`` proves it on a 
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnzoo.laws import numbers, steps, visibility
 from attnzoo.laws.subject import LawBroken, Subject
@@ -55,6 +55,10 @@ LAWS: dict[str, Law] = {
     "refusals": Law(steps.refusals, _always, "an argument that is taken and ignored"),
     "compiles": Law(numbers.compiles, _always, "a graph break"),
 }
+
+
+SITE: dict[str, Any] = {"max_len": 128, "grid": (8, 16), "layer": 1}
+"""What a site tells a mechanism that asks for it, where the mechanisms of the catalogue are examined."""
 
 
 def check_attention(

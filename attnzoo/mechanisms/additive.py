@@ -10,6 +10,12 @@ arXiv:1409.0473, appendix A.1.2.
     per head: W_q [D, A]   W_k [D, A]   w [A];   A = hidden_dim
 
 W_k k_j is made once per source and kept in the state. Left out: biases inside the tanh.
+
+Use it when queries and keys come from different networks and a dot product between them means little, as in a
+recurrent translator: one query a step, a short source, and the score has weights of its own.
+
+Not when both sequences are long: A numbers for each pair make it A times dearer than a dot product, and no fused
+kernel knows it.
 """
 
 import torch

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from attnzoo import CATALOGUE, Additive, Local, Mask, Mechanism, OffsetBias, Softmax, build
 from attnzoo.catalogue import construct
-
-SITE = {"max_len": 128, "grid": (8, 16), "layer": 1}
-"""What a site tells a mechanism that asks for it."""
+from attnzoo.laws import SITE
 
 Make = Callable[..., Mechanism]
 Brute = Callable[..., Tensor]

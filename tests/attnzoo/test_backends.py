@@ -49,22 +49,6 @@ def test_an_all_wide_window_is_softmax(random_qkv: Draw) -> None:
             close(x, y)
 
 
-def test_local_is_the_local_attention_package(random_qkv: Draw) -> None:
-    """The same window through lucidrains/local-attention, where that is installed (the bench extra)."""
-    local_attention = pytest.importorskip("local_attention")
-    q, k, v = (x.detach() for x in random_qkv(32, 32, width=8, value=8))
-    theirs = local_attention.LocalAttention(
-        window_size=8,
-        causal=True,
-        look_backward=1,
-        exact_windowsize=True,
-        autopad=True,
-        use_rotary_pos_emb=False,
-    )
-    # It counts the keys before the query; we count the query too.
-    close(Local(2, 8, window=9)(q, k, v, Mask(causal=True)), theirs(q, k, v))
-
-
 @pytest.mark.parametrize("backend", ["auto", "flash", "math"])
 def test_back_ends_of_softmax_agree(brute: Brute, backend: Any, random_qkv: Draw) -> None:
     """A9, B4: by every back end of this machine, with masks and with a bias, and repeatable."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from attnzoo import CATALOGUE, Additive, Local, Mask, Mechanism, Softmax, check_attention
 from attnzoo.bias import Bias
 from attnzoo.catalogue import construct
-from attnzoo.laws import LAWS, LawBroken
+from attnzoo.laws import LAWS, SITE, LawBroken
 from attnzoo.laws.subject import Subject
 from attnzoo.reference import formula_of
 
@@ -21,10 +21,6 @@ VARIANTS = {
     "Local, wider than any input": functools.partial(Local, window=301),
     "Additive, width of its own": functools.partial(Additive, hidden_dim=6),
 }
-
-
-SITE = {"max_len": 128, "grid": (8, 16), "layer": 1}
-"""What a site tells a mechanism that asks for it."""
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
