@@ -9,7 +9,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 RUN := $(BIN)/python -m experiments.make
 
-.PHONY: help setup train classify export test test-slow golden check format reproduce docs clean
+.PHONY: help setup train classify export test test-slow golden check format bench reproduce docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ export: $(READY) ## a model as .pt2 and .onnx: [CKPT=checkpoint] [OUT=folder]
 	@$(RUN) export
 
 test: $(READY) ## the tests, under five minutes
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY) ## the tests that take longer
 	$(BIN)/python -m pytest -m slow
@@ -49,17 +49,23 @@ check: $(READY) ## format, lint, spelling, types, generated docs, who imports wh
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/python -m attnzoo --check docs/catalogue.md
+	$(BIN)/python docs/build.py --check
 	$(BIN)/python -m pytest tests/test_architecture.py
 
 format: $(READY) ## put the code into its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench: $(READY) ## time and memory of every mechanism by length: [ARGS="--only=Local,Softmax --lengths=512,4096"]
+	@FIGURE=speed $(BIN)/python -m benchmarks
+
 reproduce: $(READY) ## measure a figure of docs/RESULTS.md: FIGURE=name; goes on where it was stopped
 	@$(BIN)/python -m benchmarks
 
-docs: $(READY) ## generate docs/catalogue.md
+docs: $(READY) ## generate the tables of mechanisms and laws, and a page with pictures for each mechanism
 	$(BIN)/python -m attnzoo --write docs/catalogue.md
+	$(BIN)/python -m attnzoo --laws --write docs/laws.md
+	$(BIN)/python docs/build.py
 
 clean: ## remove caches (not .venv, not runs)
 	rm -rf .pytest_cache .ruff_cache .mypy_cache build dist

@@ -5,6 +5,7 @@ Letters: H query heads, T queries, S keys.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from attnzoo.mask import check_pair_shape
@@ -29,7 +30,8 @@ class OffsetBias(NamedTuple):
     def dense(self, queries: int) -> Tensor:
         """The same terms as [1, H, T, S]."""
         keys = self.values.shape[-1] - queries + 1
-        return self.values.unfold(-1, keys, 1).flip(-2)[None]
+        row, column = (torch.arange(n, device=self.values.device) for n in (queries, keys))
+        return self.values[:, column - row[:, None] + queries - 1][None]
 
     def plus(self, other: "Bias | None", queries: int) -> "Bias":
         """The sum with another bias, by offset where both are."""

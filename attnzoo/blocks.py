@@ -4,6 +4,7 @@ A block returns ``(y, aux)``. ``aux`` is a scalar tensor, what its parts ask to 
 caller adds up those of all blocks. Nothing is left on attributes for someone else to find.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -13,6 +14,10 @@ from attnzoo.mask import Mask, as_mask, hide
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.multihead import MultiheadAttention
 from attnzoo.state import State
+
+FeedForwardFactory = Callable[[int, int | None, float], nn.Module]
+"""Called with dim, hidden_dim and dropout; makes a module that takes x [B, T, E] and a ``Mask``, or None, and returns
+[B, T, E] and aux: ``FeedForward``, ``MixtureOfExperts`` or ``functools.partial(MixtureOfExperts, num_experts=8)``."""
 
 
 class FeedForward(nn.Module):
@@ -35,16 +40,18 @@ class FeedForward(nn.Module):
         width = 4 * dim if hidden_dim is None else hidden_dim
         self.layers = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, dim))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, E] -> [B, T, E] and aux."""
+    def forward(self, x: Tensor, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
+        """[B, T, E] -> [B, T, E] and aux, which is 0. No mask changes what becomes of a token by itself."""
         return self.layers(x), x.new_zeros(())
 
 
 class _Residual(nn.Module):
-    """How a branch of a block goes in and comes out: pre-norm or post-norm, dropout, sum."""
+    """What blocks share: how a branch goes in and comes out - pre-norm or post-norm, dropout, sum - and one of them."""
 
     norm_first: bool
     dropout: nn.Dropout
+    feed_forward: nn.Module
+    feed_forward_norm: nn.LayerNorm
 
     def enter(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """What the branch sees."""
@@ -55,6 +62,11 @@ class _Residual(nn.Module):
         x = x + self.dropout(y)
         return x if self.norm_first else norm(x)
 
+    def feed(self, x: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
+        """The branch of the feed-forward, and its aux."""
+        y, aux = self.feed_forward(self.enter(x, self.feed_forward_norm), mask)
+        return self.leave(x, y, self.feed_forward_norm), aux
+
 
 class EncoderBlock(_Residual):
     """Self-attention and a feed-forward, each inside a residual (He et al. 2016; Vaswani et al. 2017).
@@ -63,6 +75,7 @@ class EncoderBlock(_Residual):
         dim: E.
         num_heads: H.
         mechanism: a factory of the attention between heads.
+        feed_forward: a factory of the feed-forward, such as ``MixtureOfExperts`` or a partial of it.
         hidden_dim: width of the feed-forward; 4 E if None.
         dropout: of both branches. Dropout of the attention weights is the mechanism's own.
         norm_first: normalise what goes into a branch (pre-norm) rather than the sum (post-norm, the paper).
@@ -81,6 +94,7 @@ class EncoderBlock(_Residual):
         num_heads: int,
         mechanism: Factory = Softmax,
         *,
+        feed_forward: FeedForwardFactory = FeedForward,
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
@@ -89,7 +103,7 @@ class EncoderBlock(_Residual):
         super().__init__()
         self.norm_first = norm_first
         self.attention = MultiheadAttention(dim, num_heads, mechanism, **site)
-        self.feed_forward = FeedForward(dim, hidden_dim, dropout)
+        self.feed_forward = feed_forward(dim, hidden_dim, dropout)
         self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
@@ -97,9 +111,8 @@ class EncoderBlock(_Residual):
         """[B, T, E] -> [B, T, E] and aux. Padding comes out finite, whatever went in."""
         x = hide(x, as_mask(mask).key_keep)
         y = self.attention(self.enter(x, self.attention_norm), mask=mask, positions=positions)
-        x = self.leave(x, y, self.attention_norm)
-        y, aux = self.feed_forward(self.enter(x, self.feed_forward_norm))
-        return self.leave(x, y, self.feed_forward_norm), aux
+        x, aux = self.feed(self.leave(x, y, self.attention_norm), mask)
+        return x, _with_penalties(aux, self.attention)
 
 
 class DecoderState(NamedTuple):
@@ -118,6 +131,7 @@ class DecoderBlock(_Residual):
         mechanism: a factory for the self-attention; must take causal masks.
         cross_mechanism: a factory for the cross-attention.
         context_dim: width of the encoder's output; E if None.
+        feed_forward: a factory of the feed-forward, see ``EncoderBlock``.
         hidden_dim: width of the feed-forward; 4 E if None.
         dropout: of each branch.
         norm_first: pre-norm rather than post-norm.
@@ -145,6 +159,7 @@ class DecoderBlock(_Residual):
         cross_mechanism: Factory = Softmax,
         *,
         context_dim: int | None = None,
+        feed_forward: FeedForwardFactory = FeedForward,
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
@@ -157,7 +172,7 @@ class DecoderBlock(_Residual):
             dim, num_heads, cross_mechanism, context_dim=context_dim, layer=site.get("layer")
         )
         self.cross_attention.mechanism.require("cross", "a context")
-        self.feed_forward = FeedForward(dim, hidden_dim, dropout)
+        self.feed_forward = feed_forward(dim, hidden_dim, dropout)
         self.attention_norm, self.cross_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.feed_forward_norm = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
@@ -176,9 +191,8 @@ class DecoderBlock(_Residual):
         y = self.attention(self.enter(x, self.attention_norm), mask=mask, positions=positions)
         x = self.leave(x, y, self.attention_norm)
         y = self.cross_attention(self.enter(x, self.cross_norm), context, mask=context_mask)
-        x = self.leave(x, y, self.cross_norm)
-        y, aux = self.feed_forward(self.enter(x, self.feed_forward_norm))
-        return self.leave(x, y, self.feed_forward_norm), aux
+        x, aux = self.feed(self.leave(x, y, self.cross_norm), mask)
+        return x, _with_penalties(aux, self.attention, self.cross_attention)
 
     def init_state(self, context: Tensor, max_len: int, *, context_mask: Mask | None = None) -> DecoderState:
         """The state before the first token: room for ``max_len`` of them, and the projected context."""
@@ -192,5 +206,12 @@ class DecoderBlock(_Residual):
         x = self.leave(x, y, self.attention_norm)
         y, memory = self.cross_attention.step(self.enter(x, self.cross_norm), state.memory, on_memory=True)
         x = self.leave(x, y, self.cross_norm)
-        y, _ = self.feed_forward(self.enter(x, self.feed_forward_norm))
-        return self.leave(x, y, self.feed_forward_norm), DecoderState(past, memory)
+        return self.feed(x, mask)[0], DecoderState(past, memory)
+
+
+def _with_penalties(aux: Tensor, *attentions: MultiheadAttention) -> Tensor:
+    for attention in attentions:
+        penalty = attention.mechanism.penalty()
+        if penalty is not None:
+            aux = aux + penalty
+    return aux

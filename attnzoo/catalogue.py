@@ -12,14 +12,42 @@ from collections.abc import Callable
 from typing import Any
 
 from attnzoo.mechanism import Mechanism
+from attnzoo.mechanisms.adaptive_span import AdaptiveSpan
 from attnzoo.mechanisms.additive import Additive
+from attnzoo.mechanisms.axial import Axial
+from attnzoo.mechanisms.block_sparse import BlockSparse
+from attnzoo.mechanisms.differential import Differential
+from attnzoo.mechanisms.flash import Flash
+from attnzoo.mechanisms.global_local import GlobalLocal
+from attnzoo.mechanisms.linear import Linear
+from attnzoo.mechanisms.linformer import Linformer
 from attnzoo.mechanisms.local import Local
+from attnzoo.mechanisms.lsh import LSH
+from attnzoo.mechanisms.memory_compressed import MemoryCompressed
+from attnzoo.mechanisms.moba import MoBA
+from attnzoo.mechanisms.nystrom import Nystrom
+from attnzoo.mechanisms.performer import Performer
 from attnzoo.mechanisms.softmax import Softmax
+from attnzoo.mechanisms.strided import Strided
 
 CATALOGUE: dict[str, type[Mechanism]] = {
     "Softmax": Softmax,
-    "Local": Local,
+    "Flash": Flash,
     "Additive": Additive,
+    "Differential": Differential,
+    "Local": Local,
+    "AdaptiveSpan": AdaptiveSpan,
+    "BlockSparse": BlockSparse,
+    "Strided": Strided,
+    "GlobalLocal": GlobalLocal,
+    "Axial": Axial,
+    "MemoryCompressed": MemoryCompressed,
+    "LSH": LSH,
+    "MoBA": MoBA,
+    "Linformer": Linformer,
+    "Nystrom": Nystrom,
+    "Linear": Linear,
+    "Performer": Performer,
 }
 
 FACTS = ("causal", "max_len", "grid", "prefix_tokens", "layer", "num_kv_heads")

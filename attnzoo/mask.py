@@ -227,7 +227,7 @@ def check_pair_shape(name: str, value: Tensor, batch: int, heads: int, queries: 
             f"{name} has three dimensions {shape}, which can be read two ways: write {name}.unsqueeze(1) "
             f"for one [T, S] a sample, or .unsqueeze(0) for one a head"
         )
-    fits = shape == (queries, keys) or (
+    fits = (len(shape) == 2 and shape == (queries, keys)) or (
         len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads) and shape[2:] == (queries, keys)
     )
     if not fits:

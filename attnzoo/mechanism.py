@@ -83,6 +83,10 @@ class Mechanism(nn.Module):
     def after_step(self, step: int) -> None:
         """What has to follow an optimiser step (clamp a parameter, redraw a projection). By default nothing."""
 
+    def penalty(self) -> Tensor | None:
+        """What the paper adds to the loss for the mechanism's own parameters: a scalar, which blocks add to aux."""
+        return None
+
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> Tensor:
         """Attends.
 

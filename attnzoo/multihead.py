@@ -5,14 +5,15 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head wi
 
 from torch import Tensor, nn
 
-from attnzoo.bias import Bias, check_bias
+from attnzoo.bias import Bias
 from attnzoo.catalogue import Factory, construct
+from attnzoo.headwise import Gate, GateForm, QKNormForm, norm_of_heads, query_key_norms
 from attnzoo.mask import Mask, as_mask, hide
 from attnzoo.mechanisms.softmax import Softmax
-from attnzoo.positions import RelativeBias, Rotary, Rotary2D
+from attnzoo.positions import ScoreTerms, Shaw, Turning
+from attnzoo.positions.inside import act, check_position, places_of
+from attnzoo.positions.shaw import ShawState
 from attnzoo.state import State
-
-Position = Rotary | Rotary2D | RelativeBias
 
 
 class MultiheadAttention(nn.Module):
@@ -27,7 +28,11 @@ class MultiheadAttention(nn.Module):
         value_dim: Dv; D if None.
         context_dim: width of the context in cross-attention; E if None.
         out_dim: width of the output; E if None.
-        position: what turns q and k (``Rotary``) or is added to the scores (``RelativeBias``); None for nothing.
+        position: what turns q and k (``Rotary``), is added to the scores (``T5Bias``, ``Alibi``, ...) or to keys and
+            values (``Shaw``); see ``attnzoo.positions``. None for nothing.
+        qk_norm: normalises q and k of each head before they are turned: "rms", "layer" or "l2"; see ``QKNorm``.
+        gate: multiplies the output of the heads with sigmoid(W_g x): "elementwise", or one factor a "head".
+        head_norm: RMSNorm of each head's output, before the gate; None for the mechanism's own wish, ``norm_gain``.
         bias: whether the q, v and output projections have a bias. The key projection never has one: softmax
             does not see it.
         causal: a fact of the site: True makes every call causal, False refuses causal masks, None leaves it to
@@ -59,7 +64,10 @@ class MultiheadAttention(nn.Module):
         value_dim: int | None = None,
         context_dim: int | None = None,
         out_dim: int | None = None,
-        position: Position | None = None,
+        position: Turning | ScoreTerms | None = None,
+        qk_norm: QKNormForm | None = None,
+        gate: GateForm | None = None,
+        head_norm: bool | None = None,
         bias: bool = True,
         causal: bool | None = None,
         max_len: int | None = None,
@@ -94,31 +102,27 @@ class MultiheadAttention(nn.Module):
             self.mechanism.require("grouped", f"num_kv_heads={groups} with num_heads={num_heads}")
         if causal:
             self.mechanism.require("causal", "causal=True")
-        if isinstance(position, RelativeBias):
-            self.mechanism.require("bias", "a relative bias")
-            if position.num_heads != num_heads:
-                raise ValueError(f"the relative bias is for {position.num_heads} heads, the attention has {num_heads}")
-        elif isinstance(position, (Rotary, Rotary2D)) and position.head_dim != width:
-            raise ValueError(f"the position is for head_dim={position.head_dim}, the attention has {width}")
-        elif position is not None and not isinstance(position, (Rotary, Rotary2D)):
-            raise ValueError(
-                f"position must be a Rotary, Rotary2D or RelativeBias of attnzoo.positions, got {position!r}; "
-                f"other encodings are added to the embeddings"
-            )
+        check_position(position, self.mechanism, self.value_dim)
         self.position = position
         source = dim if context_dim is None else context_dim
         self.q_proj = nn.Linear(dim, num_heads * width, bias=bias)
         self.k_proj = None if self.mechanism.traits.shared_qk else nn.Linear(source, groups * width, bias=False)
         self.v_proj = nn.Linear(source, groups * self.value_dim, bias=bias)
         self.out_proj = nn.Linear(num_heads * self.value_dim, dim if out_dim is None else out_dim, bias=bias)
+        self.q_norm, self.k_norm = query_key_norms(qk_norm, self.mechanism)
+        self.head_norm = norm_of_heads(head_norm, self.mechanism, self.value_dim)
+        self.gate = None if gate is None else Gate(dim, num_heads, self.value_dim, gate)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier uniform weights, zero biases."""
+        """Xavier uniform weights, zero biases; gains of 1."""
         for projection in filter(None, (self.q_proj, self.k_proj, self.v_proj, self.out_proj)):
             nn.init.xavier_uniform_(projection.weight)
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
+        for own in (self.q_norm, self.k_norm, self.head_norm, self.gate):
+            if own is not None:
+                own.reset_parameters()
 
     def forward(
         self,
@@ -137,7 +141,8 @@ class MultiheadAttention(nn.Module):
             context: [B, S, context_dim], where keys and values come from; x itself if None.
             mask: what may be attended; everything if None.
             bias: terms to be added to the scores.
-            positions: int [T] or [B, T] (2-D: [T, 2]); counted among real tokens if None.
+            positions: int [T] or [B, T] (2-D: [T, 2]). If None a rotary position counts real tokens; what acts by
+                offset counts slots, and makes T x S numbers where places are given.
             context_positions: the same for the context. In cross-attention positions act only if these are
                 given, since the two sequences count their places apart.
         """
@@ -165,32 +170,22 @@ class MultiheadAttention(nn.Module):
         for name, tensor, width in (("x", x, self.q_proj.in_features), ("context", context, self.v_proj.in_features)):
             if tensor is not None and (tensor.dim() != 3 or tensor.shape[2] != width):
                 raise ValueError(f"{name} must be [B, length, {width}], got {tuple(tensor.shape)}")
-        for name, places in (("positions", positions), ("context_positions", context_positions)):
-            if places is not None and not isinstance(self.position, (Rotary, Rotary2D)):
-                own = "None" if self.position is None else type(self.position).__name__
-                raise ValueError(f"{name} were given, but position={own} does not read them; a Rotary does")
+        cross = context is not None
         if context is None:
-            if context_positions is not None:
-                raise ValueError("context_positions were given without a context")
             x = source = hide(x, mask.key_keep)
-            if positions is None and self.position is not None:
-                positions = mask.positions(x.shape[1], x.device)
-            context_positions = positions
         else:
             self.mechanism.require("cross", "a context")
             if mask.segments is not None:
                 raise ValueError("mask.segments is for self-attention; a context takes pair_keep")
-            if isinstance(self.position, RelativeBias):
-                raise ValueError(
-                    "position=RelativeBias has no meaning between two sequences; build cross-attention without it"
-                )
-            if (positions is None) != (context_positions is None):
-                raise ValueError("cross-attention takes positions and context_positions together, or neither of them")
             source = hide(context, mask.key_keep)
+        places = places_of(self.position, x, mask, positions, context_positions, cross=cross)
         q, k, v = self._project(x, source)
-        if context_positions is not None:
-            q, k, bias = self._place(q, k, bias, positions, context_positions)
-        return self.mechanism(q, k, v, mask, bias)
+        q, k, bias = act(self.position, self.mechanism, q, k, bias, places, source.shape[1])
+        if isinstance(self.position, Shaw):
+            heads = self.position.attend(self.mechanism, q, k, v, mask, bias, places)
+        else:
+            heads = self.mechanism(q, k, v, mask, bias)
+        return self._finish(heads, x)
 
     def merge(self, heads: Tensor) -> Tensor:
         """Output projection: [B, H, T, Dv] -> [B, T, out_dim]."""
@@ -205,23 +200,29 @@ class MultiheadAttention(nn.Module):
         if self.causal is False:
             raise ValueError("this attention was built with causal=False; decoding by steps is causal")
         weight = self.v_proj.weight
-        return self.mechanism.init_state(
+        wide = isinstance(self.position, Shaw)
+        state = self.mechanism.init_state(
             batch_size,
             max_len,
             num_kv_heads=self.num_kv_heads,
-            value_dim=self.value_dim,
+            value_dim=self.value_dim + max_len * wide,
             dtype=weight.dtype,
             device=weight.device,
         )
+        return ShawState(state, max_len) if wide else state
 
     def memory(self, context: Tensor, *, mask: Mask | None = None) -> State:
-        """Projects a context [B, S, context_dim] once, for cross-attention by ``step``."""
+        """Projects a context [B, S, context_dim] once, for cross-attention by ``step``.
+
+        Raises:
+            ValueError: if the mechanism cannot cross, or a relative position would have no places to read.
+        """
         mask = as_mask(mask)
         source = hide(context, mask.key_keep)
         self.mechanism.require("cross", "a memory")
-        assert self.k_proj is not None
-        k, v = (_split(projection(source), self.num_kv_heads) for projection in (self.k_proj, self.v_proj))
-        return self.mechanism.memory(k, v, mask)
+        if isinstance(self.position, ScoreTerms):
+            raise ValueError(f"position={type(self.position).__name__} has no meaning on a memory; build it without")
+        return self.mechanism.memory(self._keys(source), _split(self.v_proj(source), self.num_kv_heads), mask)
 
     def step(
         self,
@@ -253,17 +254,20 @@ class MultiheadAttention(nn.Module):
         if on_memory != state.fixed:
             raise ValueError(f"on_memory={on_memory}, but the state is {'a' if state.fixed else 'no'} memory")
         if on_memory:
-            q = _split(self.q_proj(x), self.num_heads)
-            heads, state = self.mechanism.step(q, None, None, state, mask, bias)
-            return self.merge(heads), state
+            heads, state = self.mechanism.step(self._queries(x), None, None, state, mask, bias)
+            return self.merge(self._finish(heads, x)), state
         x = hide(x, mask.key_keep)
         q, k, v = self._project(x, x)
-        positions = x.new_zeros(0)
-        if isinstance(self.position, (Rotary, Rotary2D)):
+        places = None
+        if isinstance(self.position, Turning):
             positions = state.length[:, None] + mask.positions(x.shape[1], x.device)
-        q, k, bias = self._place(q, k, bias, positions, positions, state.used + x.shape[1])
-        heads, state = self.mechanism.step(q, k, v, state, mask, bias)
-        return self.merge(heads), state
+            places = positions, positions
+        q, k, bias = act(self.position, self.mechanism, q, k, bias, places, state.used + x.shape[1])
+        if isinstance(self.position, Shaw):
+            heads, state = self.position.step(self.mechanism, q, k, v, state, mask, bias)
+        else:
+            heads, state = self.mechanism.step(q, k, v, state, mask, bias)
+        return self.merge(self._finish(heads, x)), state
 
     def _site_mask(self, mask: Mask | None) -> Mask:
         mask = as_mask(mask)
@@ -271,29 +275,23 @@ class MultiheadAttention(nn.Module):
             raise ValueError("this attention was built with causal=False; leave causal out to decide it in each call")
         return mask._replace(causal=True) if self.causal else mask
 
-    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _queries(self, x: Tensor) -> Tensor:
         q = _split(self.q_proj(x), self.num_heads)
-        k = q if self.k_proj is None else _split(self.k_proj(source), self.num_kv_heads)
-        return q, k, _split(self.v_proj(source), self.num_kv_heads)
+        return q if self.q_norm is None else self.q_norm(q)
 
-    def _place(
-        self,
-        q: Tensor,
-        k: Tensor,
-        bias: Bias | None,
-        positions: Tensor | None,
-        context_positions: Tensor,
-        keys: int | None = None,
-    ) -> tuple[Tensor, Tensor, Bias | None]:
-        if self.position is None:
-            return q, k, bias
-        if isinstance(self.position, RelativeBias):
-            length = k.shape[2] if keys is None else keys
-            if bias is not None:  # before the sum, in which broadcasting would hide what does not fit
-                check_bias(bias, self.num_heads, q.shape[0], q.shape[2], length)
-            return q, k, self.position(q.shape[2], length).plus(bias, q.shape[2])
-        assert positions is not None
-        return self.position(q, positions), self.position(k, context_positions), bias
+    def _keys(self, source: Tensor) -> Tensor:
+        assert self.k_proj is not None
+        k = _split(self.k_proj(source), self.num_kv_heads)
+        return k if self.k_norm is None else self.k_norm(k)
+
+    def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self._queries(x)
+        return q, q if self.k_proj is None else self._keys(source), _split(self.v_proj(source), self.num_kv_heads)
+
+    def _finish(self, heads: Tensor, x: Tensor) -> Tensor:
+        if self.head_norm is not None:
+            heads = self.head_norm(heads)
+        return heads if self.gate is None else heads * self.gate(x)
 
 
 def _split(x: Tensor, heads: int) -> Tensor:

@@ -74,6 +74,55 @@ class KVState(NamedTuple):
         return KVState(buffers[0], buffers[1], keep, end)
 
 
+class WindowState(NamedTuple):
+    """The last keys and values alone, for a window: its size does not grow with what came before.
+
+    Attributes:
+        k: prepared keys [B, G, n, width], the last n that came.
+        v: values [B, G, n, Dv].
+        keep: bool [B, n], False at padding; None while nothing was padded.
+        length: real tokens so far, those that left the window too, int64 [B]: the position of the next one.
+        used: how many tokens came so far, padding included, the same for each row.
+        max_len: how many may come.
+    """
+
+    k: Tensor
+    v: Tensor
+    keep: Tensor | None
+    length: Tensor
+    used: int
+    max_len: int
+
+    @property
+    def fixed(self) -> bool:
+        """A window is no memory."""
+        return False
+
+    def append(self, k: Tensor, v: Tensor, key_keep: Tensor | None) -> "WindowState":
+        """The state with t new keys [B, G, t, width] and values behind the old ones, of which none leaves yet.
+
+        Raises:
+            ValueError: when they do not fit.
+        """
+        (batch, _, new, _), old = k.shape, self.k.shape[2]
+        check_new(k, v, tuple(self.k.shape), tuple(self.v.shape))
+        check_room(self.used, new, self.max_len)
+        keep = None
+        if self.keep is not None or key_keep is not None:
+            parts = ((self.keep, old), (key_keep, new))
+            keep = torch.cat([self.length.new_ones(batch, n).bool() if x is None else x for x, n in parts], dim=1)
+        length = self.length + (new if key_keep is None else key_keep.sum(1))
+        k, v = (torch.cat([a, b.to(a.dtype)], dim=2) for a, b in ((self.k, k), (self.v, v)))
+        return WindowState(k, v, keep, length, self.used + new, self.max_len)
+
+    def last(self, number: int) -> "WindowState":
+        """The state with the last ``number`` keys only."""
+        first = max(0, self.k.shape[2] - number)
+        # Views would hold on to the memory of all the keys of a long prefix.
+        k, v = self.k[:, :, first:].clone(), self.v[:, :, first:].clone()
+        return self._replace(k=k, v=v, keep=None if self.keep is None else self.keep[:, first:].clone())
+
+
 def check_new(k: Tensor, v: Tensor, k_shape: tuple[int, ...], v_shape: tuple[int, ...]) -> None:
     """Raises ``ValueError`` unless new keys and values have the rows, heads and widths of the stored ones."""
     if k.shape[0] != k_shape[0]:

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import digits, importing, speed
+from benchmarks import digits, importing, mechanisms, peers, speed
 from experiments.training.usage import nearest
 
 FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "digits": (digits.measure, "ViT and a support vector machine on the same five splits: about 5 minutes"),
     "speed": (speed.measure, "time and memory of every mechanism by length, as `make bench`: about an hour"),
+    "peers": (peers.measure, "speed against what others wrote, same sizes and masks: about 15 minutes"),
+    "mechanisms": (mechanisms.measure, "every mechanism in `vit` on 64 pixels: about 20 minutes"),
     "import": (importing.measure, "time of `import attnzoo` against `import torch`: about a minute"),
 }
 """Figure -> (function of the folder for its pieces and of the words of ARGS, what it measures)."""

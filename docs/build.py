@@ -23,8 +23,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 DOCS = Path(__file__).parent
-LENGTH = 32
-SITE = {"max_len": LENGTH, "grid": (4, 8), "prefix_tokens": 0, "layer": 0}
+LENGTH = 64
+SITE = {"max_len": LENGTH, "grid": (8, 8), "prefix_tokens": 0, "layer": 0}
 
 
 def pages() -> dict[Path, str]:
@@ -62,7 +62,7 @@ def page(name: str, cls: type[Mechanism], speed: dict[str, Any]) -> str:
         "",
         *(f"- {mode}: {text}" for mode, text in _counts(cls).items()),
         "",
-        "Query by row, key by column, 32 tokens, default options, the first head; darker is more weight, on random",
+        f"Query by row, key by column, {LENGTH} tokens, default options, the first head; darker is more weight, on random",
         "queries and keys. Red is a negative weight.",
         "",
         "## Measured",

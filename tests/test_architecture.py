@@ -87,6 +87,7 @@ def test_a_mechanism_imports_kernels_and_the_contract(path: Path) -> None:
         "attnzoo.bias",
         "attnzoo.mask",
         "attnzoo.mechanism",
+        "attnzoo.running_sums",
         "attnzoo.state",
         "attnzoo.traits",
     )

@@ -43,8 +43,8 @@ def banded(
     # A place lies in S-T .. S-1, so no window can show more than this, however wide it was set.
     left, right = min(left, keys - 1), 0 if mask.causal else min(right, queries - 1)
     reach = left + right
-    # Blocks as long as the band do twice the work that is needed; short bands pay per block instead.
-    block = min(queries, max(reach + 1, 32))
+    # A query pays for block + reach keys, and each block of queries pays for itself: half the band was fastest.
+    block = min(queries, max(32, -(-reach // 64) * 32))
     blocks = -(-queries // block)
     span = block + reach
     first = keys - queries - left

@@ -9,15 +9,25 @@ Beltagy et al. 2020, "Longformer", arXiv:2004.05150, section 3.1.
 A window of W keys includes the query's own place: causal it is p-W+1 .. p, otherwise W is odd and
 it reaches (W-1)/2 to either side. Libraries count differently; convert when you import settings.
 
-Left out: dilation, and the global tokens of Longformer.
+A state for decoding holds the last W - 1 keys and no more. Left out: dilation, and the global tokens of Longformer
+(see GlobalLocal).
+
+Use it when what matters stands near, as in text, sound, time series or pixels in raster order, and sequences are
+several windows long: time, memory and the state for decoding no longer grow with the square of the length.
+
+Not when one token must reach any other in one layer: L layers see L (W - 1) back at most. Not below some windows of
+length either, where Softmax does the same work without the blocks.
 """
 
-from torch import Tensor, arange
+from typing import Any
 
-from attnzoo.bias import Bias
+from torch import Tensor, arange, int64, zeros
+
+from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.blocks import banded
 from attnzoo.mask import Mask, as_mask
 from attnzoo.mechanism import Mechanism
+from attnzoo.state import State, WindowState
 from attnzoo.traits import Traits
 
 
@@ -84,6 +94,23 @@ class Local(Mechanism):
         left, right = self.reach(mask.causal)
         dropout = self.dropout if self.training else 0.0
         return banded(q, keys, v, mask, bias, left=left, right=right, dropout=dropout)
+
+    def start(self, keys: Tensor, v: Tensor, max_len: int) -> State:
+        return WindowState(keys, v, None, zeros(v.shape[0], dtype=int64, device=v.device), used=0, max_len=max_len)
+
+    def advance(
+        self, q: Tensor, keys: Tensor, v: Tensor, state: Any, mask: Mask, bias: Bias | None
+    ) -> tuple[Tensor, State]:
+        state = state.append(keys, v, mask.key_keep)
+        # What covers all keys so far is cut to those that are left; the last of them belong to the queries.
+        gone = state.used - state.k.shape[2]
+        pair_keep = None if mask.pair_keep is None else mask.pair_keep[..., gone:]
+        if isinstance(bias, OffsetBias):
+            bias = OffsetBias(bias.values[:, gone:])
+        elif bias is not None:
+            bias = bias[..., gone:]
+        out = self._attend(q, state.k, state.v, Mask(causal=True, key_keep=state.keep, pair_keep=pair_keep), bias)
+        return out, state.last(self.reach(causal=True)[0])
 
     def pattern(self, queries: int, keys: int, causal: bool) -> Tensor:
         left, right = self.reach(causal)

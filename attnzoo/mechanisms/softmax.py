@@ -1,20 +1,32 @@
-"""Scaled dot-product attention.
+"""Scaled dot-product attention, with an optional softcap and an optional learned sink.
 
-Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, section 3.2.1.
+Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762, section 3.2.1; softcap: Gemma Team 2024,
+"Gemma 2", arXiv:2408.00118; sink: OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card",
+arXiv:2508.10925.
 
-    s_ij = q_i . k_j / sqrt(D) + bias_ij        over the visible keys j in V(i)
-    a_ij = exp(s_ij) / sum_{l in V(i)} exp(s_il)
+    s_ij = q_i . k_j / sqrt(D)                    with a softcap: s_ij <- c tanh(s_ij / c)
+    e_ij = exp(s_ij + bias_ij)                    over the visible keys j in V(i)
+    a_ij = e_ij / sum_{l in V(i)} e_il            with a sink:    e_ij / (exp(b_h) + sum_l e_il)
     o_i  = sum_j a_ij v_j
 
-    q [B, H, T, D]   k [B, G, S, D]   v [B, G, S, Dv]   o [B, H, T, Dv]
+    q [B, H, T, D]   k [B, G, S, D]   v [B, G, S, Dv]   o [B, H, T, Dv]   b [H]
 
-Left out: nothing. Dropout acts on a_ij, after the softmax, in training only.
+Dropout acts on a_ij, after the softmax, in training only. The bias is added behind the softcap, so that a bias of
+-inf still hides its key. Left out: nothing.
+
+Use it when you want attention as everyone means it: the measure for all others here, and up to some thousand tokens
+mostly the fastest of them. A softcap or a sink are there for the models that were trained with one.
+
+Not when sequences are long: time grows with T S, and memory does with dropout on a CPU, a bias, pairs, a softcap or
+a sink. Flash is the same in linear memory, without the sink.
 """
 
+import dataclasses
 import math
 from typing import Literal, get_args
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from attnzoo.bias import Bias
 from attnzoo.kernels import sdpa
@@ -33,11 +45,17 @@ class Softmax(Mechanism):
         head_dim: D.
         backend: "auto" lets torch choose; a name asks for that kernel and raises where it cannot serve.
         scale: what the dot products are multiplied with; 1 / sqrt(D) if None. 1.0 gives Luong's form.
+        softcap: c of s <- c tanh(s / c), which holds the scores within -c .. c before mask and bias. No fused
+            kernel can do it, so it is done in plain operations on T x S numbers.
+        sink: a learned score b_h for each head that takes a share of every softmax and gives nothing for it: the
+            weights of a row then sum to less than 1, which ``traits`` of the object says. It starts at 0. Plain
+            operations too.
         dropout: share of the attention weights dropped in training. torch has no fused kernel with
             dropout on a CPU, so there it takes the one that makes T x S numbers.
 
     Raises:
-        ValueError: for an unknown back end, or a scale that is not finite.
+        ValueError: for an unknown back end, a scale that is not finite, a softcap that is not finite and above 0, or
+            a fused back end asked for by name beside a softcap or a sink.
 
     Example:
         >>> import torch
@@ -55,6 +73,8 @@ class Softmax(Mechanism):
         *,
         backend: Backend = "auto",
         scale: float | None = None,
+        softcap: float | None = None,
+        sink: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
@@ -62,15 +82,38 @@ class Softmax(Mechanism):
             raise ValueError(f"Softmax: backend must be one of {', '.join(get_args(Backend))}; got {backend!r}")
         if scale is not None and not math.isfinite(scale):
             raise ValueError(f"Softmax: scale must be a finite number, got {scale}")
+        if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+            raise ValueError(f"Softmax: softcap must be a finite number above 0, got {softcap}")
+        if (softcap is not None or sink) and backend not in ("auto", "math"):
+            raise ValueError(
+                f"Softmax: backend={backend!r} has neither softcap nor sink; take backend='auto' or leave them out"
+            )
         self.backend = backend
         self.scale = scale
+        self.softcap = softcap
+        self.sink = sink
+        self.sink_scores = nn.Parameter(torch.empty(num_heads)) if sink else None
+        if sink:
+            # A fact of this object alone: the class, which the catalogue shows, has no sink.
+            self.__dict__["traits"] = dataclasses.replace(self.traits, normalised=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sinks of score 0."""
+        if self.sink_scores is not None:
+            nn.init.zeros_(self.sink_scores)
 
     def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        return sdpa.dense(q, keys, v, mask, bias, dropout=dropout, scale=self.scale, backend=self.backend)
+        if self.softcap is None and not self.sink:
+            return sdpa.dense(q, keys, v, mask, bias, dropout=dropout, scale=self.scale, backend=self.backend)
+        sink = self.sink_scores
+        return sdpa.explicit(q, keys, v, mask, bias, dropout=dropout, scale=self.scale, softcap=self.softcap, sink=sink)
 
     def explain(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> str:
         """Names the kernel that torch will run for these inputs, and why not a faster one."""
+        if self.softcap is not None or self.sink:
+            return "plain torch operations on T x S numbers (no fused kernel has a softcap or a sink)"
         attn_mask, is_causal = sdpa.arguments(q, k, as_mask(mask), bias)
         dropout = self.dropout if self.training else 0.0
         chosen, reasons = sdpa.choice(q, k, v, attn_mask, is_causal=is_causal, dropout=dropout, backend=self.backend)

@@ -9,9 +9,28 @@ from torch import Tensor
 from attnzoo.bias import Bias
 from attnzoo.mask import Mask, as_mask
 from attnzoo.mechanism import Mechanism
+from attnzoo.mechanisms.adaptive_span import AdaptiveSpan
 from attnzoo.mechanisms.additive import Additive
+from attnzoo.mechanisms.axial import Axial
+from attnzoo.mechanisms.block_sparse import BlockSparse
+from attnzoo.mechanisms.differential import Differential
+from attnzoo.mechanisms.global_local import GlobalLocal
+from attnzoo.mechanisms.linear import Linear
+from attnzoo.mechanisms.linformer import Linformer
+from attnzoo.mechanisms.lsh import LSH
+from attnzoo.mechanisms.memory_compressed import MemoryCompressed
+from attnzoo.mechanisms.moba import MoBA
+from attnzoo.mechanisms.nystrom import Nystrom
+from attnzoo.mechanisms.performer import Performer
 from attnzoo.mechanisms.softmax import Softmax
+from attnzoo.mechanisms.strided import Strided
+from attnzoo.reference.axial import axial
+from attnzoo.reference.features import linear, performer
+from attnzoo.reference.mixed_keys import linformer, memory_compressed, nystrom
+from attnzoo.reference.places import by_place
+from attnzoo.reference.reweighted import adaptive_span, differential
 from attnzoo.reference.rows import Formula
+from attnzoo.reference.selected import lsh, moba
 from attnzoo.reference.softmax import additive, dot_product
 
 
@@ -53,6 +72,19 @@ def formula_of(mechanism: Mechanism) -> Formula | None:
 
 
 FORMULAS: dict[type[Mechanism], Formula] = {
-    Softmax: dot_product,
+    AdaptiveSpan: adaptive_span,
     Additive: additive,
+    Axial: axial,
+    BlockSparse: by_place,
+    GlobalLocal: by_place,
+    Strided: by_place,
+    Differential: differential,
+    LSH: lsh,
+    Linear: linear,
+    Linformer: linformer,
+    MemoryCompressed: memory_compressed,
+    MoBA: moba,
+    Nystrom: nystrom,
+    Performer: performer,
+    Softmax: dot_product,
 }

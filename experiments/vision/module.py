@@ -18,7 +18,7 @@ from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
 from experiments.vision.drawing import attention_figures
 from experiments.vision.finetuning import start_from
-from experiments.vision.network import PictureFacts, PositionName, VisionTransformer
+from experiments.vision.network import Experts, PictureFacts, PositionName, VisionTransformer
 from experiments.vision.pictures import read_picture, scale_pixels, to_tensor
 
 
@@ -43,7 +43,8 @@ class ImageClassifier(Experiment):
         depth: how many blocks.
         num_heads: heads of each block; must divide dim.
         num_kv_heads: key/value heads, a divisor of num_heads (grouped queries); null for as many.
-        hidden_dim: width of the feed-forward; null for 2 dim.
+        hidden_dim: width of the feed-forward, or of each expert; null for 2 dim.
+        experts: several feed-forwards in each block, of which a token takes the best few; null for a plain one.
         patch_size: pixels along a patch; must divide height and width.
         stem: patch (cut and project) or conv (3x3 convolution first).
         pool: class (read a class token) or mean (of all patches).
@@ -66,6 +67,7 @@ class ImageClassifier(Experiment):
         num_heads: int = 4,
         num_kv_heads: int | None = None,
         hidden_dim: int | None = None,
+        experts: Experts | None = None,
         patch_size: int = 2,
         stem: Literal["patch", "conv"] = "conv",
         pool: Literal["class", "mean"] = "class",

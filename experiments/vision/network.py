@@ -8,27 +8,46 @@ Shapes: B batch, C channels, H height, W width, P patch size, E width of the mod
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from attnzoo import EncoderBlock, Mechanism, Softmax
+from attnzoo import EncoderBlock, FeedForward, Mechanism, MixtureOfExperts, Softmax
 from attnzoo.positions import (
+    Alibi,
     Learned,
     Learned2D,
     RelativeBias,
     Rotary,
     Rotary2D,
+    ScoreTerms,
+    Shaw,
     Sinusoidal,
     Sinusoidal2D,
+    SwinBias,
+    T5Bias,
+    Turning,
 )
 
 Attention = Callable[[int, int], Mechanism]
 PositionName = Literal[
-    "none", "sinusoidal", "learned", "rope", "rope_halves", "offset", "rope_2d", "sincos_2d", "learned_2d"
+    "none",
+    "sinusoidal",
+    "learned",
+    "rope",
+    "rope_halves",
+    "alibi",
+    "t5",
+    "offset",
+    "shaw",
+    "rope_2d",
+    "sincos_2d",
+    "learned_2d",
+    "swin",
 ]
 
 
@@ -44,6 +63,25 @@ class PictureFacts:
     std: Sequence[float]
 
 
+@dataclass(frozen=True)
+class Experts:
+    """Options of ``attnzoo.MixtureOfExperts``.
+
+    Args:
+        num_experts: feed-forwards of a block.
+        top_k: how many of them a token takes.
+        capacity_factor: in training, how many tokens an expert serves, as a multiple of its even share.
+        balance_weight: of the term of the loss that spreads the tokens over the experts.
+        z_weight: of the term of the loss that keeps the scores of the router small.
+    """
+
+    num_experts: int = 4
+    top_k: int = 2
+    capacity_factor: float = 1.25
+    balance_weight: float = 0.01
+    z_weight: float = 0.001
+
+
 class VisionTransformer(nn.Module):
     """Patches or a small convolutional stem, positions, encoder blocks, a linear head.
 
@@ -51,12 +89,15 @@ class VisionTransformer(nn.Module):
         pictures: what the pictures are like.
         attention: factory of the mechanism in every block.
         attention_at: other factories for single blocks, by number from 0.
-        position: name of the position encoding.
+        position: name of the position encoding; see ``attnzoo.positions``. What goes by offset (alibi, t5, offset,
+            shaw) takes the patches in raster order, a class token first; rope_2d and swin know rows and columns.
+            t5 tells both sides apart and has a table for each block, where T5 shares one between all.
         dim: E.
         depth: how many blocks.
         num_heads: H.
         num_kv_heads: key/value heads, a divisor of H; H if None.
-        hidden_dim: width of the feed-forward; 2 E if None.
+        hidden_dim: width of the feed-forward, or of each expert; 2 E if None.
+        experts: a mixture of experts in the place of the feed-forward; None for one network.
         patch_size: P; height and width must be multiples of it.
         stem: "patch" cuts and projects; "conv" looks with 3x3 convolutions first.
         pool: "class" reads a class token, "mean" the mean of the patches.
@@ -78,6 +119,7 @@ class VisionTransformer(nn.Module):
         num_heads: int = 4,
         num_kv_heads: int | None = None,
         hidden_dim: int | None = None,
+        experts: Experts | None = None,
         patch_size: int = 2,
         stem: Literal["patch", "conv"] = "conv",
         pool: Literal["class", "mean"] = "class",
@@ -116,10 +158,11 @@ class VisionTransformer(nn.Module):
                 dim,
                 num_heads,
                 others.get(layer, attention),
+                feed_forward=FeedForward if experts is None else functools.partial(MixtureOfExperts, **asdict(experts)),
                 hidden_dim=2 * dim if hidden_dim is None else hidden_dim,
                 dropout=dropout,
                 causal=False,
-                position=_inside(position, num_heads, dim // num_heads),
+                position=_inside(position, num_heads, dim // num_heads, self.grid, prefix),
                 num_kv_heads=num_kv_heads,
                 max_len=tokens,
                 grid=self.grid,
@@ -200,12 +243,22 @@ def _added(name: PositionName, dim: int, tokens: int, grid: tuple[int, int], pre
     return None
 
 
-def _inside(name: PositionName, num_heads: int, head_dim: int) -> Rotary | Rotary2D | RelativeBias | None:
+def _inside(
+    name: PositionName, num_heads: int, head_dim: int, grid: tuple[int, int], prefix: int
+) -> Turning | ScoreTerms | None:
     """The encoding that acts inside the attention, if this name is one."""
     if name in ("rope", "rope_halves"):
         return Rotary(head_dim, layout="neighbours" if name == "rope" else "halves")
     if name == "rope_2d":
         return Rotary2D(head_dim)
+    if name == "alibi":
+        return Alibi(num_heads)
+    if name == "t5":
+        return T5Bias(num_heads, bidirectional=True)
+    if name == "shaw":
+        return Shaw(head_dim)
+    if name == "swin":
+        return SwinBias(num_heads, grid, prefix)
     return RelativeBias(num_heads) if name == "offset" else None
 
 

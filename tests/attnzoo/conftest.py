@@ -20,8 +20,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs a test on each mechanism of the catalogue that has the traits it is marked with."""
     if "kind" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("traits")
-        needed = () if marker is None else marker.args
-        kinds = [cls for cls in CATALOGUE.values() if all(getattr(cls.traits, trait) for trait in needed)]
+        needed = {} if marker is None else {**dict.fromkeys(marker.args, True), **marker.kwargs}
+        kinds = [
+            cls
+            for cls in CATALOGUE.values()
+            if all(getattr(cls.traits, trait) is value for trait, value in needed.items())
+        ]
         metafunc.parametrize("kind", kinds, ids=[cls.__name__ for cls in kinds])
 
 

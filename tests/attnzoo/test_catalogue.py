@@ -24,15 +24,17 @@ from attnzoo import (
     from_spec,
     spec,
 )
+from attnzoo.catalogue import construct
+from attnzoo.laws import SITE
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_each_name_builds_with_no_further_option(name: str) -> None:
-    """A name is the class's own; it stands alone, in a shell, and does the same there."""
-    made = build(name, 2, 4)
+    """A name is the class's own; it stands alone and in a shell that knows its place, and does the same there."""
+    made = construct(CATALOGUE[name], 2, 4, **SITE)
     assert type(made) is CATALOGUE[name]
     assert type(made).__name__ == name
-    attn = MultiheadAttention(8, 2, CATALOGUE[name])
+    attn = MultiheadAttention(8, 2, CATALOGUE[name], **SITE)
     assert type(attn.mechanism) is CATALOGUE[name]
     assert (made.num_heads, made.head_dim) == (attn.mechanism.num_heads, attn.mechanism.head_dim) == (2, 4)
 
@@ -165,7 +167,7 @@ def test_traits_say_what_is_there(kind: type[Mechanism]) -> None:
 @pytest.mark.traits("causal", "key_keep")
 def test_a_state_dict_round_trip_changes_nothing(kind: type[Mechanism], tmp_path: Path) -> None:
     """Weights saved, loaded safely and strictly into another instance."""
-    first, second = MultiheadAttention(8, 2, kind).eval(), MultiheadAttention(8, 2, kind).eval()
+    first, second = (MultiheadAttention(8, 2, kind, **SITE).eval() for _ in range(2))
     torch.save(first.state_dict(), tmp_path / "weights.pt")
     second.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True), strict=True)
     x, mask = torch.randn(2, 5, 8), Mask(causal=True, key_keep=torch.rand(2, 5) < 0.7)
@@ -175,9 +177,10 @@ def test_a_state_dict_round_trip_changes_nothing(kind: type[Mechanism], tmp_path
 AFTERWARDS = """
 import sys, torch, attnzoo
 from attnzoo import MultiheadAttention, from_spec
+from attnzoo.laws import SITE
 torch.set_num_threads(1)
 for saved in torch.load(sys.argv[1], weights_only=True):
-    attn = MultiheadAttention(8, 2, from_spec(saved["spec"])).eval()
+    attn = MultiheadAttention(8, 2, from_spec(saved["spec"]), **SITE).eval()
     attn.load_state_dict(saved["weights"])
     assert torch.equal(attn(saved["x"]), saved["y"]), saved["spec"]
 print("equal", attnzoo.__version__)
@@ -188,7 +191,7 @@ def test_e09_evaluation_repeats_bit_for_bit(tmp_path: Path) -> None:
     """E09: each mechanism twice in a row, and after save and load in a new process."""
     saved = []
     for cls in CATALOGUE.values():
-        attn, x = MultiheadAttention(8, 2, cls).eval(), torch.randn(2, 7, 8)
+        attn, x = MultiheadAttention(8, 2, cls, **SITE).eval(), torch.randn(2, 7, 8)
         y = attn(x).detach()
         assert torch.equal(attn(x), y)
         saved.append({"spec": spec(cls), "weights": attn.state_dict(), "x": x, "y": y})

@@ -70,11 +70,12 @@ def test_a3_train_eval_no_grad_and_compiled(make: Make, random_qkv: Draw) -> Non
     mask = Mask(causal=True, key_keep=torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]).bool())
     expected = attn(q, k, v, mask)
     assert (expected[0, :, :2] == 0).all()
-    with torch.no_grad():
-        assert torch.equal(attn(q, k, v, mask), expected)
+    with torch.no_grad():  # terms that learn may ask for another kernel than terms that do not
+        torch.testing.assert_close(attn(q, k, v, mask), expected, atol=1e-6, rtol=0)
     assert torch.equal(attn.train()(q, k, v, mask), expected)
     with_grad = [x.clone().requires_grad_() for x in (q, k, v)]
     close(attn(*with_grad, mask), expected)
+    torch._dynamo.reset()
     compiled = torch.compile(attn.eval(), fullgraph=True, backend="aot_eager")
     close(compiled(q, k, v, mask), expected)
 

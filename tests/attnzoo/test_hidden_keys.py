@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attnzoo import EncoderBlock, Mask, Mechanism, OffsetBias
+from attnzoo.laws import SITE
 
 Bias = Tensor | OffsetBias
 Make = Callable[..., Mechanism]
@@ -44,7 +45,7 @@ def test_a4_what_stands_under_padding_reaches_nothing(
 @pytest.mark.parametrize("filler", [torch.nan, torch.inf])
 def test_a4_in_shell_and_block(kind: type[Mechanism], filler: float) -> None:
     """A4: NaN in padded tokens reaches no real token and no parameter's gradient."""
-    block = EncoderBlock(8, 2, kind)
+    block = EncoderBlock(8, 2, kind, **SITE)
     mask = Mask(key_keep=torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool())
     assert mask.key_keep is not None
     x = torch.randn(2, 5, 8)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attnzoo import Mask, Mechanism, MultiheadAttention, attention_map, record
+from attnzoo.laws import SITE
 
 Brute = Callable[..., Tensor]
 
@@ -93,7 +94,7 @@ def test_where_torch_gives_nan_we_give_the_bias() -> None:
 
 def test_m09_the_output_is_as_long_as_the_input(kind: type[Mechanism]) -> None:
     """M09: columns that are padding in every sample stay; eval equals train without dropout."""
-    attn = MultiheadAttention(8, 2, kind)
+    attn = MultiheadAttention(8, 2, kind, **SITE)
     x = torch.randn(2, 6, 8)
     mask = Mask.from_lengths(torch.tensor([4, 4]), max_len=6)
     trained = attn.train()(x, mask=mask)
@@ -106,7 +107,7 @@ def test_m09_the_output_is_as_long_as_the_input(kind: type[Mechanism]) -> None:
 
 def test_m10_samples_do_not_see_each_other(kind: type[Mechanism]) -> None:
     """M10: sample 0 alone and with three others."""
-    attn = MultiheadAttention(8, 2, kind).eval()
+    attn = MultiheadAttention(8, 2, kind, **SITE).eval()
     x = torch.randn(4, 5, 8)
     close(attn(x)[:1], attn(x[:1]))
     close(attn(x * torch.tensor([1.0, 9, 9, 9]).view(4, 1, 1))[:1], attn(x)[:1])
@@ -115,14 +116,14 @@ def test_m10_samples_do_not_see_each_other(kind: type[Mechanism]) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_j3_a_batch_of_mixed_lengths_equals_the_singles(kind: type[Mechanism], side: str) -> None:
     """J3: each sample as if it were alone, padded on either side."""
-    attn = MultiheadAttention(8, 2, kind).eval()
+    attn = MultiheadAttention(8, 2, kind, **SITE).eval()
     lengths = [1, 4, 7, 2]
     singles = [torch.randn(1, n, 8) for n in lengths]
     x, keep = torch.randn(4, 7, 8), torch.zeros(4, 7, dtype=torch.bool)
     places = [slice(7 - n, 7) if side == "left" else slice(0, n) for n in lengths]
     for row, (place, single) in enumerate(zip(places, singles, strict=True)):
         x[row, place], keep[row, place] = single[0], True
-    for causal in (False, True):
+    for causal in [False] * kind.traits.bidirectional + [True] * kind.traits.causal:
         y = attn(x, mask=Mask(causal=causal, key_keep=keep))
         for row, (place, single) in enumerate(zip(places, singles, strict=True)):
             close(y[row : row + 1, place], attn(single, mask=Mask(causal=causal)))
@@ -131,14 +132,15 @@ def test_j3_a_batch_of_mixed_lengths_equals_the_singles(kind: type[Mechanism], s
 @pytest.mark.traits("grouped")
 def test_m11_groups_in_the_shell(kind: type[Mechanism]) -> None:
     """M11: with the key/value projections of each group repeated, full heads give the same."""
-    grouped = MultiheadAttention(16, 4, kind, num_kv_heads=2)
-    full = MultiheadAttention(16, 4, kind)
+    grouped = MultiheadAttention(16, 4, kind, num_kv_heads=2, **SITE)
+    full = MultiheadAttention(16, 4, kind, **SITE)
     weights = grouped.state_dict()
     for name in ("k_proj.weight", "v_proj.weight", "v_proj.bias"):
         weights[name] = weights[name].unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1)
     full.load_state_dict(weights)
     x = torch.randn(2, 6, 16)
-    close(grouped(x, mask=Mask(causal=True)), full(x, mask=Mask(causal=True)))
+    mask = Mask(causal=kind.traits.causal)
+    close(grouped(x, mask=mask), full(x, mask=mask))
 
 
 def test_m11_value_heads_land_where_they_belong() -> None:
@@ -153,7 +155,7 @@ def test_m11_value_heads_land_where_they_belong() -> None:
 @pytest.mark.traits("cross", "linear_in_v")
 def test_m12_and_j2_weights_for_each_head(kind: type[Mechanism]) -> None:
     """M12, J2: (2, 4, 5, 7); heads differ; rows sum to 1, and to 0 where there is no key."""
-    attn = MultiheadAttention(16, 4, kind).eval()
+    attn = MultiheadAttention(16, 4, kind, **SITE).eval()
     keep = torch.ones(2, 7, dtype=torch.bool)
     keep[1] = False
     with record(attn) as sites:

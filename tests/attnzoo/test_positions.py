@@ -9,12 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnzoo import EncoderBlock, Local, Mask, MultiheadAttention, OffsetBias
-from attnzoo.positions import (
-    Learned,
-    RelativeBias,
-    Rotary,
-    Sinusoidal,
-)
+from attnzoo.positions import Alibi, Learned, RelativeBias, Rotary, Shaw, Sinusoidal, SwinBias, T5Bias
 
 LEFT = torch.tensor([[0, 0, 0, 1, 1, 1]]).bool()
 RIGHT = torch.tensor([[1, 1, 1, 0, 0, 0]]).bool()
@@ -34,11 +29,14 @@ class Encoder(nn.Module):
             "rope": lambda: Rotary(4),
             "rope_halves": lambda: Rotary(4, layout="halves"),
             "offset": lambda: RelativeBias(2, 4),
+            "t5": lambda: T5Bias(2, num_buckets=8, max_distance=8),
+            "alibi": lambda: Alibi(2),
+            "shaw": lambda: Shaw(4, max_distance=4),
         }
         self.added = added[encoding]() if encoding in added else None
         position = at_scores[encoding]() if encoding in at_scores else None
-        if isinstance(position, RelativeBias):
-            nn.init.normal_(position.table)
+        for table in () if position is None else position.parameters():
+            nn.init.normal_(table)
         self.block = EncoderBlock(8, 2, position=position)
 
     def forward(self, tokens: Tensor, mask: Mask) -> Tensor:
@@ -49,7 +47,7 @@ class Encoder(nn.Module):
         return y
 
 
-ENCODINGS = ["learned", "sinusoidal", "rope", "rope_halves", "offset"]
+ENCODINGS = ["learned", "sinusoidal", "rope", "rope_halves", "offset", "t5", "alibi", "shaw"]
 
 
 def test_p01_an_odd_width() -> None:
@@ -126,7 +124,7 @@ def test_p09_places_run_along_time(encoding: str) -> None:
     assert not torch.allclose(swapped[:, [1, 0, 2, 3, 4]], out, atol=1e-4)
 
 
-@pytest.mark.parametrize("encoding", ["sinusoidal", "rope", "rope_halves"])
+@pytest.mark.parametrize("encoding", ["sinusoidal", "rope", "rope_halves", "alibi"])
 def test_p08_computed_tables_are_not_saved(encoding: str) -> None:
     """P08: saved at 512, loaded strictly into a model made for 2048; the first 512 outputs are equal."""
     first, second = Encoder(encoding, max_len=512).eval(), Encoder(encoding, max_len=2048).eval()
@@ -191,7 +189,7 @@ def test_b4_explicit_place_ids() -> None:
 def test_positions_that_nothing_would_read_are_refused() -> None:
     """Places given to a site that has nothing for them to act on are an error, never dropped."""
     x, places = torch.randn(1, 3, 8), torch.tensor([0, 5, 9])
-    for position in (None, RelativeBias(2, 4)):
+    for position in (None, SwinBias(2, grid=(1, 3))):
         with pytest.raises(ValueError, match="positions"):
             MultiheadAttention(8, 2, position=position)(x, positions=places)
         with pytest.raises(ValueError, match="positions"):

@@ -150,6 +150,10 @@ def test_steps_are_calls_too(kind: type[Mechanism]) -> None:
     attn = MultiheadAttention(8, 2, kind, causal=True).eval()
     x = torch.randn(1, 4, 8)
     state = attn.init_state(1, 4)
+    if not hasattr(state, "k"):
+        with record(attn), pytest.raises(ValueError, match=f"cannot read a step of {kind.__name__}.*keeps no keys"):
+            attn.step(x, state)
+        return
     with record(attn) as sites:
         for t in range(4):
             _, state = attn.step(x[:, t : t + 1], state)

@@ -6,7 +6,29 @@ import pytest
 from planted import BUGS, Plain
 from torch import Tensor
 
-from attnzoo import CATALOGUE, Additive, Local, Mask, Mechanism, Softmax, check_attention
+from attnzoo import (
+    CATALOGUE,
+    LSH,
+    AdaptiveSpan,
+    Additive,
+    Axial,
+    BlockSparse,
+    Differential,
+    Flash,
+    GlobalLocal,
+    Linear,
+    Linformer,
+    Local,
+    Mask,
+    Mechanism,
+    MemoryCompressed,
+    MoBA,
+    Nystrom,
+    Performer,
+    Softmax,
+    Strided,
+    check_attention,
+)
 from attnzoo.bias import Bias
 from attnzoo.catalogue import construct
 from attnzoo.laws import LAWS, SITE, LawBroken
@@ -16,10 +38,41 @@ from attnzoo.reference import formula_of
 VARIANTS = {
     "Softmax, scale 1": functools.partial(Softmax, scale=1.0),
     "Softmax, math": functools.partial(Softmax, backend="math"),
+    "Softmax, softcap": functools.partial(Softmax, softcap=1.5),
+    "Softmax, sink": functools.partial(Softmax, sink=True),
+    "Softmax, scale, softcap and sink": functools.partial(Softmax, scale=1.0, softcap=0.7, sink=True),
+    "Flash, softcap": functools.partial(Flash, softcap=2.0),
     "Local, left and right": functools.partial(Local, window=(2, 3)),
     "Local, only itself": functools.partial(Local, window=1),
     "Local, wider than any input": functools.partial(Local, window=301),
     "Additive, width of its own": functools.partial(Additive, hidden_dim=6),
+    "Differential, deep": functools.partial(Differential, layer=7),
+    "AdaptiveSpan, from nothing": functools.partial(AdaptiveSpan, init_ratio=0.0),
+    "AdaptiveSpan, short": functools.partial(AdaptiveSpan, max_span=8, ramp=4, init_ratio=0.25),
+    "BlockSparse, random": functools.partial(BlockSparse, layout="random", block_size=2, random_blocks=2),
+    "BlockSparse, blocks of 3": functools.partial(BlockSparse, block_size=3),
+    "Strided, 3": functools.partial(Strided, stride=3),
+    "Strided, fixed": functools.partial(Strided, kind="fixed", stride=5, summary=2),
+    "GlobalLocal, random keys": functools.partial(GlobalLocal, window=3, num_global=2, num_random=2),
+    "GlobalLocal, wider than any input": functools.partial(GlobalLocal, window=301, num_global=40, num_random=1),
+    "Axial, three axes and a prefix": functools.partial(Axial, grid=(4, 2, 16), prefix_tokens=2),
+    "Axial, sum": functools.partial(Axial, grid=(32, 4), prefix_tokens=1, combine="sum"),
+    "Axial, one axis": functools.partial(Axial, grid=(130,)),
+    "MemoryCompressed, nothing compressed": functools.partial(MemoryCompressed, factor=1),
+    "LSH, one round": functools.partial(LSH, num_rounds=1),
+    "LSH, chunks of one": functools.partial(LSH, bucket_size=1),
+    "LSH, three rounds of two buckets": functools.partial(LSH, bucket_size=3, num_buckets=2, num_rounds=3),
+    "LSH, chunks longer than any input": functools.partial(LSH, bucket_size=129),
+    "MoBA, blocks of one": functools.partial(MoBA, block_size=1),
+    "MoBA, odd blocks": functools.partial(MoBA, block_size=3, top_k=2),
+    "MoBA, own block alone": functools.partial(MoBA, top_k=1),
+    "Linformer, a pair for each head": functools.partial(Linformer, sharing="none", max_len=128),
+    "Linformer, E = F": functools.partial(Linformer, sharing="key_value", rank=3, max_len=128),
+    "Linear, relu": functools.partial(Linear, feature_map="relu"),
+    "Linear, exp": functools.partial(Linear, feature_map="exp"),
+    "Performer, few features": functools.partial(Performer, num_features=3, seed=5),
+    "Nystrom, convolution": functools.partial(Nystrom, kernel_size=5),
+    "Nystrom, few landmarks": functools.partial(Nystrom, num_landmarks=3),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnzoo import Mask, MultiheadAttention
+from attnzoo import Differential, Mask, MultiheadAttention
 
 Check = Callable[..., None]
 
@@ -59,3 +59,20 @@ def test_a1_an_empty_row_is_nan_or_0_by_the_path(peer: Callable[[str], Any], clo
     ours = MultiheadAttention(8, 1)
     nn.init.normal_(ours.out_proj.bias)
     close(ours(x, mask=Mask(pair_keep=pairs))[0, 1], ours.out_proj.bias)
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_differential_attention(peer: Callable[[str], Any], load: Check, close: Check, depth: int) -> None:
+    """Two maps, lambda, and the norm of each head with its gain of 1 - lambda's start."""
+    theirs = peer("timm.layers").DiffAttention(32, num_heads=2, depth=depth)
+    ours = MultiheadAttention(32, 2, Differential, bias=False, layer=depth)
+    for layer, weight in zip((ours.q_proj, ours.k_proj, ours.v_proj), theirs.qkv.weight.chunk(3), strict=True):
+        load(layer, weight)
+    ours.out_proj.bias = nn.Parameter(torch.zeros(32))
+    load(ours.out_proj, theirs.proj.weight, theirs.proj.bias)
+    with torch.no_grad():
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            getattr(ours.mechanism, name).copy_(getattr(theirs, name))
+    x = torch.randn(2, 9, 32)
+    close(ours(x), theirs(x))
+    close(ours(x, mask=Mask(causal=True)), theirs(x, is_causal=True))
