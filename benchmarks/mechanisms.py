@@ -27,7 +27,7 @@ OPTIONS = ["--config=vit", "--model.patch_size=1", "--trainer.max_epochs=20", "-
 
 
 def measure(folder: Path, arguments: list[str]) -> int:
-    """Trains what is still missing for this state of the library, one after the other, prints the table, writes `result.json`."""
+    """Trains what this state of the library has not trained yet, prints the table, writes `result.json`."""
     parser = argparse.ArgumentParser(prog="make reproduce FIGURE=mechanisms", description=__doc__)
     parser.add_argument("--only", default="", help="mechanisms, by name, with commas between; all if left out")
     only = [name for name in parser.parse_args(arguments).only.split(",") if name]

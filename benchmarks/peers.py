@@ -243,7 +243,7 @@ MATCHES: dict[str, Match] = {
 
 
 def measure(folder: Path, arguments: list[str]) -> int:
-    """Measures the pairs that are missing for this state of the library, then writes `result.json` and prints the table."""
+    """Measures what this state of the library has not measured yet, writes `result.json` and prints the table."""
     parser = argparse.ArgumentParser(prog="make reproduce FIGURE=peers", description=__doc__)
     parser.add_argument("--only", default="", help="pairs whose name has this in it; all if left out")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"pairs of runs ({ROUNDS})")

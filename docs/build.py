@@ -62,7 +62,7 @@ def page(name: str, cls: type[Mechanism], speed: dict[str, Any]) -> str:
         "",
         *(f"- {mode}: {text}" for mode, text in _counts(cls).items()),
         "",
-        f"Query by row, key by column, {LENGTH} tokens, default options, the first head; darker is more weight, on random",
+        f"Query by row, key by column, {LENGTH} tokens, default options, first head; darker is more weight, on random",
         "queries and keys. Red is a negative weight.",
         "",
         "## Measured",
