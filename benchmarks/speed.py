@@ -141,7 +141,7 @@ def piece(mode: str, length: int, only: list[str], count: int) -> dict[str, Any]
 
 
 def measure(folder: Path, arguments: list[str]) -> int:
-    """Measures what this state of the library has not measured yet, writes `result.json`, `speed.png` and the tables."""
+    """Measures what this state of the library has not measured yet, writes result and picture, prints the tables."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--only", default="", help="mechanisms, by name, with commas between; all if left out")
     parser.add_argument("--lengths", default="", help="lengths, with commas between; 512 to 32768 if left out")

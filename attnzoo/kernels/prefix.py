@@ -9,7 +9,8 @@ quotient. No exponent is then above 0, no denominator below 1, and no eps is nee
 A maximum of the keys must not know the future: one that only a later key reaches would push earlier keys below what a
 float can hold. So queries meet only keys that lie before all of them, which have a maximum that each of these queries
 may know: the second half of every block of 2, 4, 8, ... places meets the first half, and every chunk meets the sums
-of the chunks before it.
+of the chunks before it. Where features are so near to 1 that no maximum is needed, which is the rule, and where that
+can be seen at no price, plain chunks do the same in a third of the time.
 
 Letters: B batch, H query heads, G key/value heads, T queries, S keys, R features, Dv value width.
 """
@@ -24,6 +25,10 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK = 64
 """How many places pass between two running sums, a power of two; near R and Dv the sums take least time and room."""
+
+
+NEAR = 40.0
+"""Logarithms of this size leave float32 room for a product of two and for sums of millions: exp(87) is its end."""
 
 
 class Sums(NamedTuple):
@@ -90,6 +95,8 @@ def scan(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor
     groups, length = log_k.shape[1:3]
     if length == 0:
         return log_q.new_zeros(*log_q.shape[:3], v.shape[3]) + log_q.sum() + log_k.sum() + v.sum()
+    if _near(log_k) and (before is None or _near(before.peak)):
+        return _plain(log_q, log_k, v, before)
     chunk = 1
     while chunk < min(length, CHUNK):
         chunk *= 2
@@ -117,6 +124,36 @@ def scan(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor
         by_chunk = (x.unflatten(2, (chunks, chunk)) for x in (queries, tops, keys, values))
         total = total + _again(_past, *by_chunk, *before)
     return _quotient(total[:, :, :length]).transpose(2, 3).flatten(1, 2)
+
+
+def _near(log_k: Tensor) -> bool:
+    """Whether every feature of every real key can be taken as it is. Not asked in a graph, nor where asking stalls."""
+    if torch.compiler.is_compiling() or log_k.device.type != "cpu":
+        return False
+    return bool(((log_k.abs() < NEAR) | (log_k == -torch.inf)).all())
+
+
+def _plain(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor:
+    """``scan`` by chunks, features as they are: what a query gets from before its chunk, and from within it."""
+    (groups, length), heads = log_k.shape[1:3], log_q.shape[1]
+    chunk = min(CHUNK, length)
+    chunks = -(-length // chunk)
+    rest = chunks * chunk - length
+
+    def cut(x: Tensor) -> Tensor:
+        return pad(x, (0, 0, 0, rest)).unflatten(2, (chunks, chunk))
+
+    keys, values = cut(log_k.exp()), cut(_with_one(v, log_k))
+    sums = keys.mT @ values
+    start = torch.zeros_like(sums[:, :, :1])
+    if before is not None:
+        start = (before.total * before.peak.exp()[..., None])[:, :, None]
+    sums = torch.cat([start, sums[:, :, :-1]], 2).cumsum(2)
+    if heads != groups:
+        keys, values, sums = (x.repeat_interleave(heads // groups, 1) for x in (keys, values, sums))
+    queries = cut((log_q - _peak(log_q, -1)).exp())
+    total = queries @ sums + (queries @ keys.mT).tril() @ values
+    return _quotient(total.flatten(2, 3)[:, :, :length])
 
 
 def _alone(queries: Tensor, tops: Tensor, keys: Tensor, values: Tensor) -> Tensor:

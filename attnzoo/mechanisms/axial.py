@@ -45,7 +45,7 @@ from torch.nn.functional import dropout, pad
 
 from attnzoo.bias import Bias
 from attnzoo.kernels.packing import front, take
-from attnzoo.kernels.sdpa import dense
+from attnzoo.kernels.sdpa import dense, fused
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask, hide_keys
 from attnzoo.mechanism import Mechanism
@@ -161,55 +161,81 @@ class Axial(Mechanism):
         def cells(x: Tensor) -> Tensor:
             return pad(x[:, :, prefix:], (0, 0, 0, filler)).unflatten(2, grid)
 
+        whole = keep is None and filler == 0
         if keep is None:
             keep = torch.ones(1, q.shape[2], dtype=torch.bool, device=q.device)
         exists = cells(keep[:, None, :, None])
-        q = cells(q * self.head_dim**-0.5)
-        own_k, own_v = cells(k), cells(v)
+        q, own_k, own_v = cells(q), cells(k), cells(v)
+        first_k, first_v, first = k[:, :, :prefix], v[:, :, :prefix], keep[:, :prefix]
+        axes = range(len(grid))
 
-        everywhere: list[Part] = []
-        if prefix:
-            first_k, first_v, first = k[:, :, :prefix], v[:, :, :prefix], keep[:, :prefix]
-            everywhere.append(
-                (
-                    torch.einsum("bh...d,bhpd->bh...p", q, first_k),
-                    first.view(-1, *(1 for _ in grid), 1, prefix).expand(-1, 1, *grid, -1),
-                    lambda weights: torch.einsum("bh...p,bhpd->bh...d", weights, first_v),
-                )
-            )
+        def along(axis: int, x: Tensor) -> Tensor:
+            """A_a x: each cell with the prefix and all cells of its line on an axis, one line a batch item."""
+            at = axis + 2
+            others = (*grid[:axis], *grid[axis + 1 :])
 
-        def line(axis: int, x: Tensor, before: bool = False) -> Part:
-            """The cells on an axis, or only those before the query's own, with their x [B, H, *grid, Dv]."""
+            def lines(y: Tensor) -> Tensor:
+                return y.movedim(at, -2).movedim(1, -3).flatten(0, -4)
+
+            def with_prefix(y: Tensor, own: Tensor) -> Tensor:
+                every = own.view(own.shape[0], *(1 for _ in others), *own.shape[1:])
+                return torch.cat([lines(y), every.expand(-1, *others, -1, -1, -1).flatten(0, -4)], dim=2)
+
+            visible = None if whole else with_prefix(exists, first[:, None, :, None]).mT
+            if visible is not None and visible.shape[0] < q.shape[0] * math.prod(others):
+                visible = visible.repeat(q.shape[0], 1, 1, 1)
+            keys, values = with_prefix(own_k, first_k), with_prefix(x, first_v)
+            out = fused(lines(q), keys, values, visible, dropout=dropped)
+            return out.unflatten(0, (q.shape[0], *others)).movedim(-3, 1).movedim(-2, at)
+
+        if causal:
+            return self._before(q, own_k, own_v, exists, (first_k, first_v, first), along, dropped)[:, :, :count]
+        if self.combine == "sequence":
+            out = own_v
+            for axis in reversed(axes):
+                out = along(axis, out)
+        else:
+            out = torch.stack([along(axis, own_v) for axis in axes]).mean(0)
+        return out.flatten(2, -2)[:, :, :count]
+
+    def _before(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        exists: Tensor,
+        prefix: tuple[Tensor, Tensor, Tensor],
+        along: Callable[[int, Tensor], Tensor],
+        dropped: float,
+    ) -> Tensor:
+        """The causal outputs of all cells, [B, H, cells, Dv]: each sees the prefix, itself and the cells before it."""
+        grid, (first_k, first_v, first) = q.shape[2:-1], prefix
+        q = q * self.head_dim**-0.5
+        everywhere: list[Part] = [((q * k).sum(-1, keepdim=True), exists, lambda weights: weights * v)]
+        if first.shape[1]:
+            visible = first.view(-1, *(1 for _ in grid), 1, first.shape[1]).expand(-1, 1, *grid, -1)
+            scores = torch.einsum("bh...d,bhpd->bh...p", q, first_k)
+            everywhere.append((scores, visible, lambda weights: torch.einsum("bh...p,bhpd->bh...d", weights, first_v)))
+
+        def earlier(axis: int, x: Tensor) -> Part:
+            """The cells before the query's own on an axis, with their x [B, H, *grid, Dv]."""
             at = axis + 2
 
             def mix(weights: Tensor) -> Tensor:
                 return (weights.movedim(at, -2) @ x.movedim(at, -2)).movedim(-2, at)
 
-            pairs = q.movedim(at, -2) @ own_k.movedim(at, -2).transpose(-2, -1)
-            visible = exists.transpose(at, -1).expand(-1, -1, *grid, -1)
-            if before:
-                earlier = torch.ones(grid[axis], grid[axis], dtype=torch.bool, device=q.device).tril(-1)
-                visible = visible & earlier.view(grid[axis], *(1 for _ in grid[axis + 1 :]), grid[axis])
-            return pairs.movedim(-2, at), visible, mix
+            pairs = q.movedim(at, -2) @ k.movedim(at, -2).mT
+            order = torch.ones(grid[axis], grid[axis], dtype=torch.bool, device=q.device).tril(-1)
+            order = order.view(grid[axis], *(1 for _ in grid[axis + 1 :]), grid[axis])
+            return pairs.movedim(-2, at), exists.transpose(at, -1).expand(-1, -1, *grid, -1) & order, mix
 
-        axes = range(len(grid))
-        if not causal and self.combine == "sequence":
-            out = own_v
-            for axis in reversed(axes):
-                out = _weighted_sum([line(axis, out), *everywhere], dropped)
-        else:
-            lines, behind = [], own_v
-            for axis in reversed(axes):
-                lines.append(line(axis, behind, before=causal))
-                if causal and axis > 0:
-                    behind = _weighted_sum([line(axis, behind), *everywhere], dropped)
-            if causal:
-                itself = (q * own_k).sum(-1, keepdim=True), exists, lambda weights: weights * own_v
-                everywhere.append(itself)
-            groups = [lines] if self.combine == "sequence" else [[part] for part in lines]
-            sums = [_weighted_sum([*group, *everywhere], dropped) for group in groups]
-            out = torch.stack(sums).mean(0)
-        return out.flatten(2, -2)[:, :, :count]
+        parts, behind = [], v
+        for axis in reversed(range(len(grid))):
+            parts.append(earlier(axis, behind))
+            if axis > 0:
+                behind = along(axis, behind)
+        groups = [parts] if self.combine == "sequence" else [[part] for part in parts]
+        return torch.stack([_weighted_sum([*group, *everywhere], dropped) for group in groups]).mean(0).flatten(2, -2)
 
     def pattern(self, queries: int, keys: int, causal: bool) -> Tensor:
         # What gathers what over several axes is best asked of the code itself: uniform weights, identity as v.

@@ -128,58 +128,104 @@ class LSH(Mechanism):
             return torch.cat([turned, -turned], -1).argmax(-1)
 
     def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
-        length, queries, kind = keys.shape[2], q.shape[2], q.dtype
+        (batch, heads, length, _), queries, kind = keys.shape, q.shape[2], q.dtype
         bucket = self.buckets(keys)
         if mask.key_keep is not None:
             bucket = bucket.masked_fill(~mask.key_keep[:, None, None], self.num_buckets)
-        hidden = bucket == self.num_buckets
         size = min(self.bucket_size, length)
         slot, item = lay_out(bucket, self.num_buckets + 1, size)
-        # Consecutive within a bucket, a gap of one between buckets.
-        chunk = slot // size + bucket
+        # Consecutive within a bucket, a gap of one between buckets; what fills empty slots comes behind the tokens.
+        chunk = (slot // size + bucket).masked_fill(bucket == self.num_buckets, NOWHERE).int()
+        chunk = pad(chunk, (0, 1), value=NOWHERE)
+        # An empty chunk in front of each head: all chunks in one row, each may look at the one before it.
+        item = pad(item, (size, 0), value=length)
+        head = torch.arange(batch * heads, device=q.device).view(batch, heads, 1, 1)
+        source = item + head * (length + 1)
+        target = slot + head * item.shape[3]
 
-        def spread(x: Tensor, empty: float = 0.0) -> Tensor:
-            """[B, H, S, width] -> [B, H, rounds, chunks, size, width]."""
-            x = pad(x, (0, 0, 0, 1), value=empty)[:, :, None].expand(-1, -1, self.num_rounds, -1, -1)
-            return x.gather(3, item[..., None].expand(-1, -1, -1, -1, x.shape[-1])).unflatten(3, (-1, size))
+        with torch.autocast(q.device.type, enabled=False):
+            q, keys, v = (x.to(torch.promote_types(kind, torch.float32)) for x in (q, keys, v))
+            # A step brings the last queries alone; they stand at the last keys.
+            whole = pad(q, (0, 0, length - queries, 0))
+            tokens = [pad(x, (0, 0, 0, 1)).flatten(0, 2) for x in (whole, _unit(keys), v)]
+            rounds = []
+            for number in range(self.num_rounds):
+                laid = source[:, :, number].flatten()
+                parts = [_rows(x, laid).unflatten(0, (-1, size)) for x in tokens]
+                places = [chunk[:, :, other].flatten()[laid].view(-1, size) for other in range(number + 1)]
+                terms = None
+                if bias is not None:
+                    row = item[:, :, number].unflatten(2, (-1, size))
+                    column = torch.stack([row, row.flatten(0, 2).roll(1, 0).view_as(row)], 3)
+                    row = row[:, :, :, None, :, None] - (length - queries)
+                    terms = terms_at(bias, row, column[..., None, :], queries, length).flatten(0, 2)[1:].unbind(1)
+                found = self._round(*parts, places, mask.causal, terms)
+                here = target[:, :, number].flatten()
+                rounds.append([_rows(x.flatten(0, 1), here).view(batch, heads, length, -1) for x in found])
+            high = torch.stack([high for high, _, _ in rounds])
+            share = torch.exp(high - _finite(high.amax(0)))
+            total = (share * torch.stack([total for _, total, _ in rounds])).sum(0)
+            mixed = torch.stack([part * mixed for part, (_, _, mixed) in zip(share, rounds, strict=True)]).sum(0)
+            empty = total == 0
+            alone = empty
+            if bias is not None:
+                own = torch.arange(length, device=q.device).expand(batch, heads, -1)
+                alone = empty & (terms_at(bias, own - (length - queries), own, queries, length) > -torch.inf)[..., None]
+            out = (mixed + dropout(alone.to(v.dtype), self.dropout, self.training) * v) / total.masked_fill(empty, 1)
+            return out[:, :, length - queries :].to(kind)
 
-        def look_back(x: Tensor, empty: float = 0.0) -> Tensor:
-            """[..., chunks, size, width] -> [..., chunks, 2 size, width], the chunk before in front."""
-            return torch.cat([pad(x, (0, 0, 0, 0, 1, 0), value=empty)[..., :-1, :, :], x], -2)
+    def _round(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        v: Tensor,
+        places: list[Tensor],
+        causal: bool,
+        terms: tuple[Tensor, ...] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The softmax of one round, undivided: chunks from the second on see their own keys and those before.
 
-        def collect(x: Tensor) -> Tensor:
-            """[B, H, rounds, chunks, size, width] -> [B, H, rounds, S, width]."""
-            return x.flatten(3, 4).gather(3, slot[..., None].expand(-1, -1, -1, -1, x.shape[-1]))
+        Args:
+            q: [chunks, size, D]; keys and v alike.
+            places: int32 [chunks, size], the chunk that each slot's token has in each round up to this one.
+            causal: whether keys must be earlier tokens.
+            terms: the bias at own keys and at those before, [chunks - 1, size, size].
 
-        place = item.unflatten(-1, (-1, size))[..., None]
-        row, column = place, look_back(place).mT
-        visible = (column < row) if mask.causal else (column != row)
-        number = torch.arange(self.num_rounds, device=q.device).view(-1, 1, 1, 1)
-        for other in range(self.num_rounds):
-            mine = chunk[:, :, other, :, None]
-            theirs = mine.masked_fill(hidden[:, :, other, :, None], NOWHERE)
-            back = spread(mine) - look_back(spread(theirs, NOWHERE), NOWHERE).mT
-            met = (back == 0) | (back == 1)
-            # A key that an earlier round has met counts there.
-            visible = visible & ((number < other) | (met ^ (number > other)))
+        Returns:
+            The highest score [chunks - 1, size, 1], the sum of exp(score - highest), and that of the same times v.
+        """
+        place = places[-1]
+        pairs = torch.ones(*[place.shape[1]] * 2, dtype=torch.bool, device=q.device)
+        # In a bucket tokens keep their order. A chunk of the same bucket before this one is full.
+        order = pairs.tril(-1) if causal else pairs.tril(-1) | pairs.triu(1)
+        own = order & (place != NOWHERE)[1:, None]
+        before = ((place[1:, :1] - place[:-1, :1]) == 1)[..., None]
+        scores = []
+        for number, (visible, other) in enumerate(((own, slice(1, None)), (before, slice(-1)))):
+            for place in places[:-1]:
+                # A key that an earlier round has met counts there.
+                row, column = place[1:, :, None], place[other, None]
+                visible = visible & ~((row == column) | (row - 1 == column))
+            s = q[1:] @ keys[other].mT
+            if terms is not None:
+                s = s + terms[number].to(s.dtype)
+            scores.append(s.masked_fill_(~visible, -torch.inf))
+        high = torch.maximum(*(s.detach().amax(-1, keepdim=True) for s in scores))
+        # In place: at this size, memory that is new costs more than what is computed.
+        grown = [s.sub_(_finite(high)).exp_() for s in scores]
+        total = sum(s.sum(-1, keepdim=True) for s in grown)
+        here, there = (dropout(s, self.dropout, self.training) for s in grown)
+        return high, total, torch.baddbmm(here @ v[1:], there, v[:-1])
 
-        q, keys, v = (x.to(torch.promote_types(kind, torch.float32)) for x in (q, keys, v))
-        # A step brings the last queries alone; they stand at the last keys.
-        scores = spread(pad(q, (0, 0, length - queries, 0))) @ look_back(spread(_unit(keys))).mT
-        if bias is not None:
-            scores = scores + terms_at(bias, row - (length - queries), column, queries, length).to(scores.dtype)
-        scores = scores.masked_fill(~visible, -torch.inf)
-        highest = collect(scores.detach().amax(-1, keepdim=True)).amax(2)
-        grown = torch.exp(scores - spread(highest.masked_fill(highest == -torch.inf, 0)))
-        total = collect(grown.sum(-1, keepdim=True)).sum(2)
-        mixed = collect(dropout(grown, self.dropout, self.training) @ look_back(spread(v))).sum(2)
-        empty = total == 0
-        alone = empty
-        if bias is not None:
-            own = torch.arange(length, device=q.device).expand(*q.shape[:2], -1)
-            alone = empty & (terms_at(bias, own - (length - queries), own, queries, length) > -torch.inf)[..., None]
-        out = (mixed + dropout(alone.to(v.dtype), self.dropout, self.training) * v) / total.masked_fill(empty, 1)
-        return out[:, :, length - queries :].to(kind)
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows [n] of x [N, width]: as a gather, whose gradient is much faster than that of an index."""
+    return x.gather(0, index[:, None].expand(-1, x.shape[1]))
+
+
+def _finite(high: Tensor) -> Tensor:
+    """0 where a row has no key."""
+    return high.masked_fill(high == -torch.inf, 0)
 
 
 def _unit(x: Tensor) -> Tensor:
