@@ -22,6 +22,7 @@ from rich.table import Table
 
 from attnzoo import CATALOGUE, Mask, Mechanism
 from attnzoo.catalogue import construct
+from benchmarks import costs
 from benchmarks.machine import library, machine
 from benchmarks.memory import live_bytes
 from benchmarks.plots import curves
@@ -32,6 +33,8 @@ LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768]
 GROWTH_FROM = 4096
 """Growth is fitted from here on: below it what a call costs by itself hides it."""
 ROUNDS = 9
+COUNTED_UP_TO = 2048
+"""Above this length counting would take T x S numbers."""
 STEPS = 16
 """Steps of decoding that are timed as one."""
 
@@ -136,8 +139,17 @@ def piece(mode: str, length: int, only: list[str], count: int) -> dict[str, Any]
             for name, value in measured.items():
                 times[name].append(value)
             progress.advance(task)
-    memory = {name: live_bytes(call) for name, call in calls.items()} if mode == "training" else {}
-    return {"mode": mode, "length": length, "seconds": times, "bytes": memory, "machine": machine()}
+    memory, work = {}, {}
+    if mode == "training":
+        memory = {name: live_bytes(call) for name, call in calls.items()}
+        for name in calls if length <= COUNTED_UP_TO else ():
+            module, causal = build(CASES[name], length), CASES[name].causal
+            work[name] = {
+                "needed": costs.flops(module, length, causal),
+                "counted": costs.counted(module, length, causal),
+            }
+    found = {"seconds": times, "bytes": memory, "forward_flops": work}
+    return {"mode": mode, "length": length, **found, "machine": machine()}
 
 
 def measure(folder: Path, arguments: list[str]) -> int:
@@ -179,14 +191,17 @@ def summary(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     for found in pieces:
         mode, length, times = found["mode"], str(found["length"]), found["seconds"]
         for name, values in times.items():
-            row = result[mode].setdefault(name, {"seconds": {}, "faster_than_softmax": {}, "bytes": {}})
+            row = result[mode].setdefault(
+                name, {"seconds": {}, "faster_than_softmax": {}, "bytes": {}, "forward_flops": {}}
+            )
             row["mechanism"] = CASES[name].mechanism
             row["seconds"][length] = spread(values)
             dense = "Softmax causal" if CASES[name].causal and mode == "training" else "Softmax"
             if dense in times and name != dense:
                 row["faster_than_softmax"][length] = ratio(values, times[dense])
-            if name in found["bytes"]:
-                row["bytes"][length] = found["bytes"][name]
+            for what in ("bytes", "forward_flops"):
+                if name in found[what]:
+                    row[what][length] = found[what][name]
     for mode in MODES:
         for row in result[mode].values():
             long = [length for length in row["seconds"] if int(length) >= GROWTH_FROM]

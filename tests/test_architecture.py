@@ -95,6 +95,15 @@ def test_a_mechanism_imports_kernels_and_the_contract(path: Path) -> None:
     assert {module for module in ours if not under(module, *allowed)} == set()
 
 
+@pytest.mark.parametrize("path", [path for path in MECHANISMS if path.stem != "__init__"], ids=relative)
+def test_d1_a_mechanism_opens_with_its_paper(path: Path) -> None:
+    """D1: title, paper, formula, how it differs from it, when to use it and when not; the pages are made from it."""
+    header = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    for part in ("arXiv:", "\nUse it when ", "\nNot when ", "  o"):
+        assert part in header, part
+    assert "Left out" in header or "Deviations" in header
+
+
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=relative)
 def test_experiments_use_public_names_of_the_library(path: Path) -> None:
     """``from attnzoo import X`` with X in ``__all__``; positions have a public module of their own."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnzoo import CATALOGUE
-from benchmarks import speed
+from benchmarks import costs, speed
 from benchmarks.memory import LiveBytes
 from benchmarks.timing import exponent, ratio, rounds, spread
 
@@ -73,3 +73,21 @@ def test_every_case_of_the_benchmark_runs(name: str) -> None:
 
 def test_every_mechanism_is_measured() -> None:
     assert {case.mechanism for case in speed.CASES.values()} >= set(CATALOGUE)
+
+
+@pytest.mark.parametrize("name", speed.CASES)
+def test_work_by_formula_is_what_torch_counts(name: str) -> None:
+    """Blocks cover more than a pattern needs, and SDPA's plain form all pairs of a causal square; never less."""
+    case = speed.CASES[name]
+    module = speed.build(case, 512)
+    ratio = costs.counted(module, 512, case.causal) / costs.flops(module, 512, case.causal)
+    exact = {"Softmax", "Flash, dropout 0.1", "Additive", "Axial", "MemoryCompressed 4", "Linformer 256", "Linear"}
+    assert 0.95 <= ratio <= (1.02 if name in exact else 2.6)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, case in speed.CASES.items() if CATALOGUE[case.mechanism].traits.streaming]
+)
+def test_states_are_as_large_as_the_formula_says(name: str) -> None:
+    module = speed.build(speed.CASES[name], 512)
+    assert costs.held(module, 512) == pytest.approx(costs.state_bytes(module, 512), rel=0.01)

@@ -20,6 +20,7 @@ def blocks(page: Path, kind: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_python_blocks_run_in_order(name: str) -> None:
+    """G5."""
     found = blocks(ROOT / name, "python")
     assert found
     scope: dict[str, object] = {"__name__": "page"}

@@ -68,10 +68,12 @@ class Shaw(ScoreTerms):
                 f"Shaw adds one vector to a key, {type(mechanism).__name__} has {mechanism.qk_parts} parts in each; "
                 f"RelativeBias serves all parts alike"
             )
-        if getattr(mechanism, "scale", None) is not None:
-            raise ValueError(
-                f"Shaw adds to scores of q . k / sqrt(D), {type(mechanism).__name__} has another scale; leave it out"
-            )
+        for option in ("scale", "softcap"):
+            if getattr(mechanism, option, None) is not None:
+                raise ValueError(
+                    f"Shaw adds to scores of q . k / sqrt(D), {type(mechanism).__name__} has a {option} of its own; "
+                    f"leave it out"
+                )
 
     def terms(self, q: Tensor, keys: int, places: Places | None) -> Tensor:
         by_bucket = q @ self.key_table.T * self.head_dim**-0.5

@@ -272,8 +272,8 @@ def twin(model: Experiment, data: pl.LightningDataModule, preset: str, mechanism
     if model.network is not None:
         flat["params/total"] = parameter_count(model.network)
     for name, value in specs.describe(model)["init_args"].items():
-        if name == "optim":
-            flat |= {f"optim/{key}": item for key, item in value.items()}
+        if name in ("optim", "experts") and value is not None:
+            flat |= {f"{name}/{key}": item for key, item in value.items()}
         elif name == "attention" and value is not None:
             flat |= {f"attention/{key}": item for key, item in value["init_args"].items()}
         else:

@@ -42,6 +42,7 @@ class EmaWeights(pl.Callback):
         self._average: dict[str, Tensor] | None = None
         self._raw: dict[str, Tensor] | None = None
         self._live: dict[str, Tensor] = {}
+        self._averaged: list[str] = []
         self._steps = 0
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -51,6 +52,13 @@ class EmaWeights(pl.Callback):
         self._average = {name: value.to(pl_module.device) for name, value in self._average.items()}
         # These share memory with the parameters; to collect them anew takes as long as to average them.
         self._live = pl_module.state_dict()
+        # A mean of what was drawn at random (features of a Performer) would be something else, so that is copied.
+        learned = {name for name, _ in pl_module.named_parameters()}
+        self._averaged = [
+            name
+            for name, value in self._live.items()
+            if value.is_floating_point() and (name in learned or name.endswith(("running_mean", "running_var")))
+        ]
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -61,14 +69,13 @@ class EmaWeights(pl.Callback):
         self._steps = trainer.global_step
         assert self._average is not None
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
-        floating = [name for name, value in self._live.items() if value.is_floating_point()]
         with torch.no_grad():
             get_ema_multi_avg_fn(decay)(
-                [self._average[name] for name in floating],
-                [self._live[name] for name in floating],
+                [self._average[name] for name in self._averaged],
+                [self._live[name] for name in self._averaged],
                 self._steps,
             )
-        for name in self._live.keys() - set(floating):
+        for name in self._live.keys() - set(self._averaged):
             self._average[name].copy_(self._live[name])
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

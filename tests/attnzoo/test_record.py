@@ -50,7 +50,7 @@ def test_a2_the_map_times_v_is_the_output(make: Make, random_qkv: Draw, queries:
 
 @pytest.mark.traits("linear_in_v", "grouped")
 def test_maps_of_grouped_heads(make: Make, random_qkv: Draw) -> None:
-    """A map for each query head, though keys are shared."""
+    """A16: a map for each query head, though keys are shared."""
     attn = make(4, 4)
     q, k, v = (x.detach() for x in random_qkv(6, 6, heads=4, groups=2))
     weights = attention_map(attn, q, k)
@@ -105,7 +105,7 @@ class Model(nn.Module):
 
 
 def test_every_call_of_every_site() -> None:
-    """By the path of the site, in the order of the calls, and the output stays bit for bit the same."""
+    """B8: by the path of the site, in the order of the calls, and the output stays bit for bit the same."""
     model, x = Model().eval(), torch.randn(2, 5, 8)
     quiet = model(x)
     with record(model) as sites:

@@ -284,7 +284,8 @@ def test_what_shaw_cannot_work_with_is_refused() -> None:
         (_NoBias, "_NoBias does not take a relative bias: it has no scores"),
         (_Bent, "_Bent does not take position=Shaw: it is not linear_in_v"),
         (_Halves, "_Halves has 2 parts in each; RelativeBias serves"),
-        (functools.partial(Softmax, scale=1.0), "Softmax has another scale"),
+        (functools.partial(Softmax, scale=1.0), "Softmax has a scale of its own"),
+        (functools.partial(Softmax, softcap=5.0), "Softmax has a softcap of its own"),
     ):
         with pytest.raises(ValueError, match=reason):
             MultiheadAttention(8, 2, kind, position=Shaw(4))

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnzoo import Local, Mask, OffsetBias, Softmax, attention_map, reorder
 from attnzoo.bias import Bias
@@ -226,3 +228,16 @@ def test_windows_that_make_no_sense_are_refused(random_qkv: Draw) -> None:
         Local(2, 4, window=8, causal=False)
     with pytest.raises(ValueError, match=r"window=8 is even.*7, 9"):
         Local(2, 4, window=8)(*random_qkv(9, 9))
+
+
+def test_j6_work_falls_with_the_window() -> None:
+    """J6: counted in multiplications; a dense matrix under a mask would gain nothing."""
+    q, k, v = torch.randn(3, 1, 1, 1024, 8)
+    work = []
+    for window in (513, 129, 33):
+        # By the kernel that is made of matrix products, which are what torch's counter knows.
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            Local(1, 8, window=window)(q, k, v)
+        work.append(counter.get_total_flops())
+        assert work[-1] < 2 * 4 * 1024 * window * 8  # less than twice what the pattern needs
+    assert work[0] > 3 * work[1] > 8 * work[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from training_toys import Toy, ToyData, trainer
 
+from attnzoo import Performer
 from experiments.training import saved
 from experiments.training.ema import Ema, EmaWeights
 
@@ -63,6 +65,17 @@ def test_average_has_the_closed_form_and_is_what_is_validated(tmp_path: Path, gr
     content = saved.read(tmp_path / "last.ckpt")
     assert torch.equal(content["raw_state_dict"]["network.embed.weight"], watch.raw[-1])
     assert torch.equal(content["state_dict"]["network.embed.weight"], watch.validated[-1])
+
+
+def test_features_drawn_anew_are_taken_as_they_are(tmp_path: Path) -> None:
+    """A Performer that redraws: the average holds the features of the last draw, not a mean of two draws."""
+    model = Toy(functools.partial(Performer, redraw_every=3))
+    made = trainer(tmp_path, [EmaWeights(Ema(0.9))], max_steps=8)
+    made.fit(model, datamodule=ToyData())
+    content = saved.read(tmp_path / "last.ckpt")
+    name = "network.attention.mechanism.projection"
+    assert not torch.equal(content["raw_state_dict"][name], Performer(2, 2).projection)
+    assert torch.equal(content["state_dict"][name], content["raw_state_dict"][name])
 
 
 def test_without_the_option_a_resumed_run_goes_on_from_the_trained_weights(tmp_path: Path) -> None:
