@@ -55,7 +55,7 @@ CASES = {
     "Additive": Case("Additive", {}, False, 1024),
     "Local 257": Case("Local", {"window": 257}, False, 32768),
     "Local 256 causal": Case("Local", {"window": 256}, True, 32768),
-    "BlockSparse": Case("BlockSparse", {"block_size": 64}, False, 32768),
+    "BlockSparse random": Case("BlockSparse", {"block_size": 64, "layout": "random"}, False, 32768),
     "Strided 128": Case("Strided", {"stride": 128}, True, 8192),
     "GlobalLocal 257": Case("GlobalLocal", {"window": 257, "num_global": 1}, False, 32768),
     "Axial": Case("Axial", {}, False, 32768),

@@ -56,10 +56,10 @@ def test_no_case_of_a_landed_part_is_missing(part: str) -> None:
     assert LANDED[part] - set(read_map()) == set()
 
 
-REFERENCE = (
-    "A1 A2 A3 A4 A5 A6 A8 A9 A10 A11 A12 A15 A16 B1 B3 B4 B5 B7 B8 C1 C2 C4 D1 D2 D3 D5 E1 E2 F2 F3 "
-    "G1 G4 G5 G6 H1 I1 J2 J3 J6 J7 K1 K2 K3"
-).split()
+REFERENCE = """
+A1 A2 A3 A4 A5 A6 A8 A9 A10 A11 A12 A15 A16 B1 B3 B4 B5 B7 B8 C1 C2 C4 D1 D2 D3 D5 E1 E2 F2 F3
+G1 G4 G5 G6 H1 I1 J2 J3 J6 J7 K1 K2 K3
+"""
 """Ids of the reference on attention mechanisms; a test names its case in its name or docstring.
 
 Not tests: A14 is `make bench`, G2 the catalogue and a rule in CONTRIBUTING.md, H3 the same as C4; J4 is head pruning.
@@ -73,7 +73,7 @@ def all_tests() -> list[str]:
     return [f"{name} {doc}" for path in files for name, doc in known_tests(str(path.relative_to(ROOT))).items()]
 
 
-@pytest.mark.parametrize("key", REFERENCE)
+@pytest.mark.parametrize("key", REFERENCE.split())
 def test_a_case_of_the_reference_is_named_by_a_test(key: str) -> None:
     pattern = re.compile(rf"(?<![A-Za-z0-9]){key}(?![A-Za-z0-9])|_{key.lower()}_")
     assert any(pattern.search(text) for text in all_tests())

@@ -318,7 +318,7 @@ def test_e1_no_feature_sees_the_future(
 def test_both_ways_to_sum_agree(
     make: Callable[[int, int], Mechanism], monkeypatch: pytest.MonkeyPatch, random_qkv: Draw
 ) -> None:
-    """Plain chunks, taken where features are near to 1, and those with maxima, taken elsewhere: outputs and gradients."""
+    """Plain chunks, taken where features are near to 1, and those with maxima: outputs and gradients."""
     module = make(4, 8)
     leaves = random_qkv(150, 190, heads=4, groups=2, width=8, value=5)
     keep = torch.rand(2, 190) < 0.8
@@ -554,7 +554,7 @@ def test_e08_memory_is_linear(make: Callable[[int, int], Mechanism], causal: boo
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_g6_causal_at_4096_under_a_stated_bound(name: str, random_qkv: Draw) -> None:
-    """G6: no tensor above 4 bytes for each place and key of its chunk, or feature, 7 times that kept; T x S: 128 MiB."""
+    """G6: no tensor above 4 bytes for each place and key of its chunk, or feature; 7 times that kept."""
     module = MAKERS[name](2, 16)
     features = 44 if name == "Performer" else 16
     q, k, v = random_qkv(4096, 4096, batch=1, width=16)

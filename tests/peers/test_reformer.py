@@ -1,4 +1,4 @@
-"""reformer-pytorch's LSH attention, with the buckets given.
+"""LSH attention of reformer-pytorch and of transformers, with the buckets given.
 
 Theirs cuts the sorted sequence into chunks, ours each bucket. Where every bucket fills its chunk both are the same, so
 that is what is compared: each token has its bucket written into the coordinate that is largest.
@@ -61,6 +61,28 @@ def test_the_same_buckets(peer: Callable[[str], Any], close: Check, causal: bool
     close(module(q, q, v, Mask(causal=causal))[0], other(long, v[0])[0] / sums)
     close(module(q, q, torch.ones_like(v), Mask(causal=causal)), torch.ones_like(v))
     assert (sums > 1.001).any() == causal
+
+
+def test_transformers_reformer(peer: Callable[[str], Any], close: Check) -> None:
+    """One round; its chunks see across buckets, so each has to be one, and looks at no other. Same scores as ours."""
+    config = peer("transformers").ReformerConfig(
+        hidden_size=8,
+        num_attention_heads=1,
+        attention_head_size=8,
+        lsh_attn_chunk_length=SIZE,
+        lsh_num_chunks_before=0,
+        num_hashes=1,
+        num_buckets=BUCKETS,
+        is_decoder=False,
+    )
+    module = peer("transformers.models.reformer.modeling_reformer").LSHSelfAttention(config).eval()
+    with torch.no_grad():
+        module.query_key.weight.copy_(torch.eye(8))
+    q, buckets = balanced()
+    right = module(q[0], buckets=buckets[:1][None]).hidden_states
+    one = LSH(1, 8, bucket_size=SIZE, num_buckets=BUCKETS, num_rounds=1).eval()
+    one.rotations.copy_(ours().rotations[:1])
+    close(one(q, q, module.value(q[0])[None])[0], right)
 
 
 def test_e09_it_hashes_anew_in_evaluation(peer: Callable[[str], Any]) -> None:
