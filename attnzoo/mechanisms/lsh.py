@@ -147,21 +147,20 @@ class LSH(Mechanism):
             q, keys, v = (x.to(torch.promote_types(kind, torch.float32)) for x in (q, keys, v))
             # A step brings the last queries alone; they stand at the last keys.
             whole = pad(q, (0, 0, length - queries, 0))
-            tokens = [pad(x, (0, 0, 0, 1)).flatten(0, 2) for x in (whole, _unit(keys), v)]
+            rows, columns, values = (pad(x, (0, 0, 0, 1)).flatten(0, 2) for x in (whole, _unit(keys), v))
             rounds = []
             for number in range(self.num_rounds):
-                laid = source[:, :, number].flatten()
-                parts = [_rows(x, laid).unflatten(0, (-1, size)) for x in tokens]
-                places = [chunk[:, :, other].flatten()[laid].view(-1, size) for other in range(number + 1)]
+                laid = source[:, :, number].reshape(-1, size)
+                places = [chunk[:, :, other].flatten()[laid] for other in range(number + 1)]
                 terms = None
                 if bias is not None:
                     row = item[:, :, number].unflatten(2, (-1, size))
                     column = torch.stack([row, row.flatten(0, 2).roll(1, 0).view_as(row)], 3)
                     row = row[:, :, :, None, :, None] - (length - queries)
                     terms = terms_at(bias, row, column[..., None, :], queries, length).flatten(0, 2)[1:].unbind(1)
-                found = self._round(*parts, places, mask.causal, terms)
-                here = target[:, :, number].flatten()
-                rounds.append([_rows(x.flatten(0, 1), here).view(batch, heads, length, -1) for x in found])
+                laid_out = _rows(rows, laid[1:]), _rows(columns, laid), _rows(values, laid)
+                found = self._round(*laid_out, places, mask.causal, terms)
+                rounds.append([_rows(x.flatten(0, 1), target[:, :, number]) for x in found])
             high = torch.stack([high for high, _, _ in rounds])
             share = torch.exp(high - _finite(high.amax(0)))
             total = (share * torch.stack([total for _, total, _ in rounds])).sum(0)
@@ -183,44 +182,46 @@ class LSH(Mechanism):
         causal: bool,
         terms: tuple[Tensor, ...] | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The softmax of one round, undivided: chunks from the second on see their own keys and those before.
+        """The softmax of one round, undivided: each chunk but the first sees its own keys and those of the one before.
 
         Args:
-            q: [chunks, size, D]; keys and v alike.
-            places: int32 [chunks, size], the chunk that each slot's token has in each round up to this one.
+            q: [chunks - 1, size, D].
+            keys: [chunks, size, D], of length 1.
+            v: [chunks, size, Dv].
+            places: int32 [chunks, size], the chunk that each slot's token has, in each round up to this one.
             causal: whether keys must be earlier tokens.
             terms: the bias at own keys and at those before, [chunks - 1, size, size].
 
         Returns:
             The highest score [chunks - 1, size, 1], the sum of exp(score - highest), and that of the same times v.
         """
-        place = places[-1]
-        pairs = torch.ones(*[place.shape[1]] * 2, dtype=torch.bool, device=q.device)
-        # In a bucket tokens keep their order. A chunk of the same bucket before this one is full.
+        *earlier, place = places
+        pairs = torch.ones(place.shape[1], place.shape[1], dtype=torch.bool, device=q.device)
+        # In a bucket tokens keep their order, and a chunk that another one continues is full.
         order = pairs.tril(-1) if causal else pairs.tril(-1) | pairs.triu(1)
-        own = order & (place != NOWHERE)[1:, None]
-        before = ((place[1:, :1] - place[:-1, :1]) == 1)[..., None]
+        own = order & (place[1:, None] != NOWHERE)
+        before = (place[1:, :1, None] - place[:-1, :1, None]) == 1
         scores = []
-        for number, (visible, other) in enumerate(((own, slice(1, None)), (before, slice(-1)))):
-            for place in places[:-1]:
+        for number, (visible, which) in enumerate(((own, slice(1, None)), (before, slice(-1)))):
+            for other in earlier:
                 # A key that an earlier round has met counts there.
-                row, column = place[1:, :, None], place[other, None]
+                row, column = other[1:, :, None], other[which, None]
                 visible = visible & ~((row == column) | (row - 1 == column))
-            s = q[1:] @ keys[other].mT
+            score = q @ keys[which].mT
             if terms is not None:
-                s = s + terms[number].to(s.dtype)
-            scores.append(s.masked_fill_(~visible, -torch.inf))
-        high = torch.maximum(*(s.detach().amax(-1, keepdim=True) for s in scores))
-        # In place: at this size, memory that is new costs more than what is computed.
-        grown = [s.sub_(_finite(high)).exp_() for s in scores]
-        total = sum(s.sum(-1, keepdim=True) for s in grown)
-        here, there = (dropout(s, self.dropout, self.training) for s in grown)
+                score = score + terms[number].to(score.dtype)
+            scores.append(score.masked_fill_(~visible, -torch.inf))
+        high = torch.maximum(*(score.detach().amax(-1, keepdim=True) for score in scores))
+        # In place: at this size it costs more to get memory than to compute what stands in it.
+        here, there = (score.sub_(_finite(high)).exp_() for score in scores)
+        total = here.sum(-1, keepdim=True) + there.sum(-1, keepdim=True)
+        here, there = (dropout(grown, self.dropout, self.training) for grown in (here, there))
         return high, total, torch.baddbmm(here @ v[1:], there, v[:-1])
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """Rows [n] of x [N, width]: as a gather, whose gradient is much faster than that of an index."""
-    return x.gather(0, index[:, None].expand(-1, x.shape[1]))
+    """x[index] of x [N, width]; a gather along the first axis has the faster gradient."""
+    return x.gather(0, index.flatten()[:, None].expand(-1, x.shape[1])).view(*index.shape, x.shape[1])
 
 
 def _finite(high: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ times M, where Softmax is exact and faster. Weights may be negative and rows nee
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv1d
+from torch.nn.functional import conv2d
 
 from attnzoo.bias import Bias
 from attnzoo.kernels.packing import front, take
@@ -114,9 +114,12 @@ class Nystrom(Mechanism):
 
     def _through_landmarks(self, q: Tensor, keys: Tensor, v: Tensor, keep: Tensor | None) -> Tensor:
         share = q.shape[1] // keys.shape[1]
-        averaging, held = self._segments(q, keep)
-        middle_q = torch.einsum("bmt,bhtd->bhmd", averaging, q)
-        middle_k = torch.einsum("bmt,bgtd->bgmd", averaging, keys).repeat_interleave(share, dim=1)
+        # Segments that are all as long, with nothing hidden, are summed by a reshape: their matrix is mostly zeros.
+        step = q.shape[2] // self.num_landmarks if keep is None and q.shape[2] % self.num_landmarks == 0 else 1
+        averaging, held = self._segments(q[:, :, ::step], keep)
+        parts = (q, keys) if step == 1 else (x.unflatten(2, (-1, step)).sum(3) for x in (q, keys))
+        middle_q, middle_k = (torch.einsum("bms,bhsd->bhmd", averaging / step, x) for x in parts)
+        middle_k = middle_k.repeat_interleave(share, dim=1)
         held = held[:, None, None]
         scores = middle_q @ middle_k.mT * self.head_dim**-0.5
         inverse = _pseudo_inverse(masked_softmax(scores, held & held.mT), self.iterations)
@@ -142,9 +145,7 @@ class Nystrom(Mechanism):
         order = None if keep is None else front(keep)
         if order is not None:
             v = take(v, order)
-        channels = v.permute(0, 3, 1, 2)
-        out = conv1d(channels.flatten(0, 1), kernel.to(v.dtype), padding=kernel.shape[-1] // 2, groups=self.num_heads)
-        out = out.unflatten(0, channels.shape[:2]).permute(0, 2, 3, 1)
+        out = conv2d(v, kernel.to(v.dtype)[..., None], padding=(kernel.shape[-1] // 2, 0), groups=self.num_heads)
         return out if order is None else hide_keys(take(out, order.argsort(1)), keep)
 
     def explain(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> str:

@@ -311,6 +311,31 @@ def test_a_cast_model_keeps_its_buckets(dtype: torch.dtype) -> None:
     assert torch.equal(attn.to(dtype).buckets(k), expected)
 
 
+def test_autocast_leaves_scores_alone() -> None:
+    attn = LSH(2, 8)
+    q, v = torch.randn(2, 2, 40, 8), torch.randn(2, 2, 40, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attn(q, q, v)
+    assert torch.equal(out, attn(q, q, v))
+
+
+@pytest.mark.parametrize("last", [torch.nan, torch.inf])
+def test_j3_a_head_does_not_look_into_the_one_before(last: float) -> None:
+    """J3: all chunks lie in one row; NaN at the end of a head reaches neither outputs nor gradients of the others."""
+    attn = LSH(3, 4, bucket_size=4, num_buckets=2)
+    results = []
+    for filler in (0.0, last):
+        torch.manual_seed(0)
+        q, v = torch.randn(2, 3, 21, 4), torch.randn(2, 3, 21, 4)
+        q[0, 1], v[0, 1] = (filler, filler) if filler else (q[0, 1], v[0, 1])
+        leaves = [x.requires_grad_() for x in (q, v)]
+        out = attn(q, q, v)
+        results.append([x.flatten(0, 1) for x in (out, *torch.autograd.grad(out.sum(), leaves))])
+    others = torch.tensor([0, 2, 3, 4, 5])
+    for clean, dirty in zip(*results, strict=True):
+        assert torch.equal(clean[others], dirty[others])
+
+
 def test_tiny_huge_and_zero_keys() -> None:
     """Only the direction of a key counts, however long it is; a key of 0 has none, and its gradient is finite."""
     attn = LSH(1, 4, num_buckets=2)

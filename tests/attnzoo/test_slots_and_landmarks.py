@@ -117,6 +117,15 @@ def test_nystrom_segments_and_inverse() -> None:
     close(attn(q, k, v, Mask(key_keep=keep))[0, 0, keep[0]], left @ torch.linalg.pinv(middle) @ right @ own_v, 1e-7)
 
 
+@pytest.mark.parametrize("length", [6, 24, 25, 29])
+def test_nystrom_means_are_the_same_by_reshape_and_by_count(length: int) -> None:
+    """Equal segments are cut by a reshape where nothing is hidden; a mask that hides nothing counts tokens."""
+    attn = Nystrom(4, 4, num_landmarks=6).double().eval()
+    q, k, v = (x.double() for x in qkv(length, heads=4, groups=2))
+    keep = torch.ones(2, length, dtype=torch.bool)
+    close(attn(q, k, v), attn(q, k, v, Mask(key_keep=keep)), 1e-12)
+
+
 def test_nystrom_with_one_landmark() -> None:
     """A = 1: each query gets what the mean query gets; with q = 0 that is the mean of the real values."""
     attn = Nystrom(1, 4, num_landmarks=1).eval()
