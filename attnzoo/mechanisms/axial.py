@@ -178,6 +178,8 @@ class Axial(Mechanism):
                 return y.movedim(at, -2).movedim(1, -3).flatten(0, -4)
 
             def with_prefix(y: Tensor, own: Tensor) -> Tensor:
+                if prefix == 0:
+                    return lines(y)
                 every = own.view(own.shape[0], *(1 for _ in others), *own.shape[1:])
                 return torch.cat([lines(y), every.expand(-1, *others, -1, -1, -1).flatten(0, -4)], dim=2)
 
