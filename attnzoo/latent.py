@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from attnzoo.bias import Bias
 from attnzoo.catalogue import Factory, construct
-from attnzoo.mask import Mask, as_mask, hide
+from attnzoo.mask import Mask, as_mask, hide, site_mask
 from attnzoo.mechanism import Mechanism
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.positions import Rotary
@@ -159,10 +159,7 @@ class MultiheadLatentAttention(nn.Module):
         Raises:
             ValueError: for shapes that do not fit, and for what the mechanism or the site cannot honour.
         """
-        mask = as_mask(mask)
-        if self.causal is False and mask.causal:
-            raise ValueError("this attention was built with causal=False; leave causal out to decide it in each call")
-        mask = mask._replace(causal=True) if self.causal else mask
+        mask = site_mask(mask, self.causal)
         x = self._checked(x, mask)
         positions = mask.positions(x.shape[1], x.device) if positions is None else positions
         nope, rope = self._queries(x, positions)

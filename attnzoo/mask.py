@@ -174,6 +174,18 @@ def as_mask(mask: Mask | None) -> Mask:
     return mask
 
 
+def site_mask(mask: Mask | None, causal: bool | None) -> Mask:
+    """The mask of a call at a site that is causal, is not, or leaves it to each call (None).
+
+    Raises:
+        ValueError: for a causal mask at a site that was built without.
+    """
+    mask = as_mask(mask)
+    if causal is False and mask.causal:
+        raise ValueError("this attention was built with causal=False; leave causal out to decide it in each call")
+    return mask._replace(causal=True) if causal else mask
+
+
 def hide(x: Tensor, key_keep: Tensor | None) -> Tensor:
     """x [B, S, E] with 0 where ``key_keep`` [B, S] is False, NaN or not.
 

@@ -38,7 +38,7 @@ class Mechanism(nn.Module):
         ValueError: if ``dropout`` is outside [0, 1).
     """
 
-    traits: ClassVar[Traits] = Traits()
+    traits: Traits = Traits()
     reasons: ClassVar[dict[str, str]] = {}
     qk_parts: ClassVar[int] = 1
     norm_gain: float | None = None

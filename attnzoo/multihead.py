@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from attnzoo.bias import Bias
 from attnzoo.catalogue import Factory, construct
 from attnzoo.headwise import Gate, GateForm, QKNormForm, norm_of_heads, query_key_norms
-from attnzoo.mask import Mask, as_mask, hide
+from attnzoo.mask import Mask, as_mask, hide, site_mask
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.positions import ScoreTerms, Shaw, Turning
 from attnzoo.positions.inside import act, check_position, places_of
@@ -166,7 +166,7 @@ class MultiheadAttention(nn.Module):
         Raises:
             ValueError: for shapes that do not fit, and for what the mechanism or the site cannot honour.
         """
-        mask = self._site_mask(mask)
+        mask = site_mask(mask, self.causal)
         for name, tensor, width in (("x", x, self.q_proj.in_features), ("context", context, self.v_proj.in_features)):
             if tensor is not None and (tensor.dim() != 3 or tensor.shape[2] != width):
                 raise ValueError(f"{name} must be [B, length, {width}], got {tuple(tensor.shape)}")
@@ -268,12 +268,6 @@ class MultiheadAttention(nn.Module):
         else:
             heads, state = self.mechanism.step(q, k, v, state, mask, bias)
         return self.merge(self._finish(heads, x)), state
-
-    def _site_mask(self, mask: Mask | None) -> Mask:
-        mask = as_mask(mask)
-        if self.causal is False and mask.causal:
-            raise ValueError("this attention was built with causal=False; leave causal out to decide it in each call")
-        return mask._replace(causal=True) if self.causal else mask
 
     def _queries(self, x: Tensor) -> Tensor:
         q = _split(self.q_proj(x), self.num_heads)

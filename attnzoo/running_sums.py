@@ -11,7 +11,7 @@ from torch.nn.functional import dropout
 
 from attnzoo.bias import Bias
 from attnzoo.kernels import prefix
-from attnzoo.mask import Mask, as_mask
+from attnzoo.mask import Mask, as_mask, hide_keys
 from attnzoo.mechanism import Mechanism
 from attnzoo.state import State, check_new, check_room
 from attnzoo.traits import Traits
@@ -64,9 +64,15 @@ class FeatureAttention(Mechanism):
 
     def explain(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> str:
         """Says how the keys are summed."""
-        if as_mask(mask).causal:
-            return f"plain torch operations: running sums of the keys, one every {prefix.CHUNK} places"
-        return "plain torch operations: one sum over all keys"
+        mask = as_mask(mask)
+        if not mask.causal:
+            return "plain torch operations: one sum over all keys"
+        keys = _hide_features(self.prepare_keys(hide_keys(k, mask.key_keep)), mask.key_keep)
+        if prefix.near(keys):
+            how = f"features as they are, since no logarithm is beyond {prefix.NEAR:g}"
+        else:
+            how = "features under running maxima"
+        return f"plain torch operations: running sums of the keys, one every {prefix.CHUNK} places, {how}"
 
     def start(self, keys: Tensor, v: Tensor, max_len: int) -> State:
         return SumState(prefix.no_sums(keys, v), _tokens(keys, None), 0, max_len)

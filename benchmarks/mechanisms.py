@@ -20,6 +20,7 @@ from rich.table import Table
 
 from attnzoo import CATALOGUE, Mask, attention_map
 from attnzoo.catalogue import construct
+from benchmarks.choice import chosen
 from benchmarks.machine import library, machine
 
 SITE = {"causal": False, "max_len": 64, "grid": (8, 8), "prefix_tokens": 0}
@@ -30,12 +31,15 @@ def measure(folder: Path, arguments: list[str]) -> int:
     """Trains what this state of the library has not trained yet, prints the table, writes `result.json`."""
     parser = argparse.ArgumentParser(prog="make reproduce FIGURE=mechanisms", description=__doc__)
     parser.add_argument("--only", default="", help="mechanisms, by name, with commas between; all if left out")
-    only = [name for name in parser.parse_args(arguments).only.split(",") if name]
+    only = chosen(parser, parser.parse_args(arguments).only)
     here, now = machine(), library()
     rows = {}
-    for name in only or CATALOGUE:
+    for name in CATALOGUE:
         piece = folder / f"{name}.json"
-        if not piece.is_file() or now is None or json.loads(piece.read_text())["library"] != now:
+        known = piece.is_file() and now is not None and json.loads(piece.read_text())["library"] == now
+        if only and name not in only and not known:
+            continue
+        if not known:
             piece.parent.mkdir(parents=True, exist_ok=True)
             piece.write_text(json.dumps({"library": now, "commit": here["commit"], **_train(name, folder / "runs")}))
         rows[name] = json.loads(piece.read_text())

@@ -261,8 +261,10 @@ def measure(folder: Path, arguments: list[str]) -> int:
     here, now = machine(), library()
     rows = {}
     names = [name for name in MATCHES if options.only in name]
+    if not names:
+        parser.error(f"no pair has {options.only!r} in its name; there are: {'; '.join(MATCHES)}")
     for number, name in enumerate(track(names, "pairs")):
-        path = folder / f"{list(MATCHES).index(name):02}.json"
+        path = folder / f"{list(MATCHES).index(name):02}-{options.rounds}.json"
         known = json.loads(path.read_text()) if path.is_file() else None
         if known is None or now is None or known["library"] != now or known["name"] != name:
             torch.manual_seed(number)

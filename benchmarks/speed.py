@@ -23,6 +23,7 @@ from rich.table import Table
 from attnzoo import CATALOGUE, Mask, Mechanism
 from attnzoo.catalogue import construct
 from benchmarks import costs
+from benchmarks.choice import chosen
 from benchmarks.machine import library, machine
 from benchmarks.memory import live_bytes
 from benchmarks.plots import curves
@@ -159,16 +160,14 @@ def measure(folder: Path, arguments: list[str]) -> int:
     parser.add_argument("--lengths", default="", help="lengths, with commas between; 512 to 32768 if left out")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds at each length ({ROUNDS})")
     options = parser.parse_args(arguments)
-    only = [name for name in options.only.split(",") if name]
-    unknown = [name for name in only if name not in CATALOGUE]
-    if unknown:
-        parser.error(f"there is no mechanism named {unknown[0]}; there are: {', '.join(CATALOGUE)}")
+    only = chosen(parser, options.only)
     lengths = [int(length) for length in options.lengths.split(",") if length] or LENGTHS
     now = library()
+    home = folder / "-".join(only) if only else folder
     pieces = []
     for mode in MODES:
         for length in lengths:
-            path = folder / ("pieces" if not only else "pieces-" + "-".join(only)) / f"{mode}-{length}.json"
+            path = home / "pieces" / f"{mode}-{length}-{options.rounds}.json"
             known = json.loads(path.read_text()) if path.is_file() else None
             if known is None or now is None or known["library"] != now:
                 known = {"library": now, **piece(mode, length, only, options.rounds)}
@@ -176,12 +175,11 @@ def measure(folder: Path, arguments: list[str]) -> int:
                 path.write_text(json.dumps(known))
             pieces.append(known)
     result = summary(pieces)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
-    curves(result, folder / "speed.png")
+    (home / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    curves(result, home / "speed.png")
     for mode in MODES:
         show(table(result, mode))
-    print(f"figures: {folder / 'result.json'}, {folder / 'speed.png'}")
+    print(f"figures: {home / 'result.json'}, {home / 'speed.png'}")
     return 0
 
 

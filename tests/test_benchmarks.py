@@ -1,12 +1,15 @@
 """What the benchmark computes, apart from the machine's speed."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from attnzoo import CATALOGUE
 from benchmarks import costs, speed
+from benchmarks.__main__ import main
 from benchmarks.memory import LiveBytes
 from benchmarks.timing import exponent, ratio, rounds, spread
 
@@ -91,3 +94,23 @@ def test_work_by_formula_is_what_torch_counts(name: str) -> None:
 def test_states_are_as_large_as_the_formula_says(name: str) -> None:
     module = speed.build(speed.CASES[name], 512)
     assert costs.held(module, 512) == pytest.approx(costs.state_bytes(module, 512), rel=0.01)
+
+
+def test_a_bench_of_some_keeps_apart_what_was_measured_otherwise(tmp_path: Path) -> None:
+    """Its own folder, so the full table stays; other rounds are other pieces."""
+    for count in (2, 3):
+        assert speed.measure(tmp_path, ["--only=Local", "--lengths=64", f"--rounds={count}"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["Local"]
+    pieces = {path.name: json.loads(path.read_text()) for path in (tmp_path / "Local" / "pieces").iterdir()}
+    assert len(pieces["training-64-2.json"]["seconds"]["Local 257"]) == 2
+    assert len(pieces["decoding-64-3.json"]["seconds"]["Local 257"]) == 3
+    result = json.loads((tmp_path / "Local" / "result.json").read_text())
+    assert set(result["training"]) == {"Local 257", "Local 256 causal"}
+    assert (tmp_path / "Local" / "speed.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("figure", ["speed", "mechanisms", "peers", "digits", "import"])
+def test_what_a_figure_does_not_know_ends_it(figure: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(figure, ["--only=Locl"])
+    assert "Locl" in capsys.readouterr().err

@@ -9,8 +9,8 @@ quotient. No exponent is then above 0, no denominator below 1, and no eps is nee
 A maximum of the keys must not know the future: one that only a later key reaches would push earlier keys below what a
 float can hold. So queries meet only keys that lie before all of them, which have a maximum that each of these queries
 may know: the second half of every block of 2, 4, 8, ... places meets the first half, and every chunk meets the sums
-of the chunks before it. Where features are so near to 1 that no maximum is needed, which is the rule, and where that
-can be seen at no price, plain chunks do the same in a third of the time.
+of the chunks before it. Where all features are so near to 1 that no maximum is needed, which is the rule, and where
+asking costs little, plain chunks do the same with less work.
 
 Letters: B batch, H query heads, G key/value heads, T queries, S keys, R features, Dv value width.
 """
@@ -26,9 +26,9 @@ from torch.utils.checkpoint import checkpoint
 CHUNK = 64
 """How many places pass between two running sums, a power of two; near R and Dv the sums take least time and room."""
 
-
-NEAR = 40.0
-"""Logarithms of this size leave float32 room for a product of two and for sums of millions: exp(87) is its end."""
+NEAR = 30.0
+"""How far from 0 a key's log-feature may lie for plain chunks. A query's are at most 0 there and end at -87, where
+float32 does; what is lost below weighs exp(-87 + 30) at most, beside a weight of exp(-30) at least."""
 
 
 class Sums(NamedTuple):
@@ -95,7 +95,7 @@ def scan(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor
     groups, length = log_k.shape[1:3]
     if length == 0:
         return log_q.new_zeros(*log_q.shape[:3], v.shape[3]) + log_q.sum() + log_k.sum() + v.sum()
-    if _near(log_k) and (before is None or _near(before.peak)):
+    if near(log_k) and (before is None or near(before.peak)):
         return _plain(log_q, log_k, v, before)
     chunk = 1
     while chunk < min(length, CHUNK):
@@ -126,8 +126,8 @@ def scan(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor
     return _quotient(total[:, :, :length]).transpose(2, 3).flatten(1, 2)
 
 
-def _near(log_k: Tensor) -> bool:
-    """Whether every feature of every real key can be taken as it is. Not asked in a graph, nor where asking stalls."""
+def near(log_k: Tensor) -> bool:
+    """Whether every feature of every real key can be taken as it is. No in a graph, and where asking would stall."""
     if torch.compiler.is_compiling() or log_k.device.type != "cpu":
         return False
     return bool(((log_k.abs() < NEAR) | (log_k == -torch.inf)).all())

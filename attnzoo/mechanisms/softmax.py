@@ -95,7 +95,7 @@ class Softmax(Mechanism):
         self.sink_scores = nn.Parameter(torch.empty(num_heads)) if sink else None
         if sink:
             # A fact of this object alone: the class, which the catalogue shows, has no sink.
-            self.__dict__["traits"] = dataclasses.replace(self.traits, normalised=False)
+            self.traits = dataclasses.replace(self.traits, normalised=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from attnzoo import Mask, MultiheadAttention, Softmax, attention_map, check_attention
 from attnzoo.mechanisms.axial import Axial, Combine
@@ -227,25 +226,13 @@ def test_c2_the_pattern_is_that_of_the_map() -> None:
     assert (~short).nonzero().tolist() == [[i, j] for i in (3, 4, 7, 8) for j in (9, 10)]
 
 
-class Largest(TorchDispatchMode):
-    """The most elements of any tensor made while it is on."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return out
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("combine", COMBINES)
 def test_memory_at_64_by_64(causal: bool, combine: Combine) -> None:
     """4097 tokens: no tensor above T x (both axes, the prefix and the token itself), far below T x S."""
     inputs = [torch.randn(1, 1, 4097, 4, requires_grad=True) for _ in range(3)]
     attn = Axial(1, 4, grid=(64, 64), prefix_tokens=1, dropout=0.1, combine=combine)
-    with Largest() as seen:
+    with Made() as seen:
         attn(*inputs, Mask(causal=causal, key_keep=torch.ones(1, 4097, dtype=torch.bool))).sum().backward()
     assert seen.elements <= 4096 * (64 + 64 + 1 + 1)
 

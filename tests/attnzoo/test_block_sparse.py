@@ -1,15 +1,13 @@
 """Block-sparse and strided attention: patterns counted by hand, numbers of dense attention under the same pattern."""
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from attnzoo import Mask, Mechanism, OffsetBias, Softmax, from_spec, reorder, spec
 from attnzoo.mechanisms.block_sparse import BlockSparse
@@ -277,25 +275,6 @@ def test_defaults_leave_out_half_of_the_pairs(cls: type[Mechanism]) -> None:
         assert pattern.diagonal().all()
 
 
-class _Largest(TorchDispatchMode):
-    """Keeps the size of the largest storage that any operation gives."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.element_size())
-        return result
-
-
-@contextmanager
-def largest() -> Iterator[_Largest]:
-    with _Largest() as mode:
-        yield mode
-
-
 @pytest.mark.parametrize("extra", ["nothing", "padding", "segments", "offset bias"])
 @pytest.mark.parametrize(
     "attn",
@@ -311,7 +290,7 @@ def test_e08_lists_that_grow_with_the_length_cost_no_memory(attn: Mechanism, ext
         segments=torch.arange(length)[None] // 700 if extra == "segments" else None,
     )
     bias = OffsetBias(torch.zeros(1, 2 * length - 1, requires_grad=True)) if extra == "offset bias" else None
-    with largest() as seen:
+    with Made() as seen:
         attn(q, k, v, mask, bias).sum().backward()
     assert seen.elements <= 1 << 18
 
@@ -332,7 +311,7 @@ def test_work_in_parts_gives_the_same(
         monkeypatch.setattr("attnzoo.kernels.gathered.LEAST_ROOM", limit)
         monkeypatch.setattr("attnzoo.kernels.gathered.ROOM", 1)
         torch.manual_seed(0)
-        with largest() as seen:
+        with Made() as seen:
             out = attn(q, k, v, mask, bias)
             gradients = torch.autograd.grad(out.square().sum(), (q, k, v, values))
         results.append((out, gradients, seen.elements))

@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from attnzoo import Mask, MultiheadAttention, OffsetBias, attention_map
 from attnzoo.mechanisms.differential import Differential
@@ -142,22 +140,10 @@ def test_f3_the_value_width_is_free(value: int) -> None:
     torch.testing.assert_close(attn(q, k, v), attention_map(attn, q, k) @ v)
 
 
-class Largest(TorchDispatchMode):
-    """The most elements of any tensor made while it is on."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(out) if isinstance(x, Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return out
-
-
 def test_a_fused_kernel_makes_both_maps() -> None:
     """Halves narrower than v would send torch to the kernel that writes T x S numbers."""
     q, k, v = torch.randn(3, 1, 1, 1024, 8)
-    with Largest() as seen:
+    with Made() as seen:
         Differential(1, 8)(q.requires_grad_(), k, v, Mask(causal=True)).sum().backward()
     assert seen.elements < 1024 * 1024 / 8
 

@@ -3,13 +3,11 @@
 import math
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from attnzoo import Local, Mask, OffsetBias, Softmax
 from attnzoo.bias import Bias
@@ -22,18 +20,6 @@ Draw = Callable[..., tuple[Tensor, ...]]
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 4 queries, so that small inputs have many."""
     monkeypatch.setattr("attnzoo.kernels.tiled.CHUNK", 4)
-
-
-class Made(TorchDispatchMode):
-    """The most elements of any tensor that an operation gave."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(result) if isinstance(x, Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return result
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:

@@ -3,12 +3,11 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnzoo import Mask, Mechanism, OffsetBias
 from attnzoo.kernels import flex
@@ -113,24 +112,12 @@ def test_a15_one_graph_with_the_back_end_named(random_qkv: Draw) -> None:
     torch.testing.assert_close(compiled(q, k, v, mask), attn(q, k, v, mask), atol=1e-5, rtol=1e-5)
 
 
-class _Largest(TorchDispatchMode):
-    """Keeps the most elements that any operation gives."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.elements = max(self.elements, result.numel())
-        return result
-
-
 def test_the_mask_is_built_without_all_pairs(monkeypatch: pytest.MonkeyPatch, random_qkv: Draw) -> None:
     """Which blocks are empty is found 128 queries at a time; of a window few are left."""
     kept = []
     monkeypatch.setattr(flex, "_compiled", lambda: lambda q, k, v, score_mod, mask, **_: kept.append(mask) or q)
     q, k, v = (x.detach() for x in random_qkv(1000, 1000, batch=1))
-    with _Largest() as seen:
+    with Made() as seen:
         GlobalLocal(2, 4, window=9, backend="flex")(q, k, v)
     assert seen.elements <= 2 * 128 * 1024
     assert kept[0].to_dense()[0, 0].int().tolist() == [

@@ -1,14 +1,12 @@
 """A window with global tokens: the pattern counted by hand, dense attention under it, padding, steps, memory."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from attnzoo import Mask, OffsetBias, Softmax, attention_map
 from attnzoo.catalogue import construct
@@ -263,27 +261,6 @@ def test_options_that_make_no_sense_are_refused(random_qkv: Draw) -> None:
         attn(*random_qkv(9, 9))
 
 
-class _Numbers(TorchDispatchMode):
-    """Keeps the size of the largest storage, and how many floating point numbers were made in all."""
-
-    largest = 0
-    total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.largest = max(self.largest, leaf.untyped_storage().nbytes() // leaf.element_size())
-                self.total += leaf.numel()
-        return result
-
-
-@contextmanager
-def counted() -> Iterator[_Numbers]:
-    with _Numbers() as mode:
-        yield mode
-
-
 @pytest.mark.parametrize("extra", ["nothing", "padding", "segments", "offset bias"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_e08_linear_memory(causal: bool, extra: str, random_qkv: Draw) -> None:
@@ -298,9 +275,9 @@ def test_e08_linear_memory(causal: bool, extra: str, random_qkv: Draw) -> None:
             segments=torch.arange(length)[None] // 700 if extra == "segments" else None,
         )
         bias = OffsetBias(torch.zeros(1, 2 * length - 1, requires_grad=True)) if extra == "offset bias" else None
-        with counted() as seen:
+        with Made() as seen:
             attn(q, k, v, mask, bias).sum().backward()
-        peaks.append(seen.largest)
+        peaks.append(seen.elements)
     assert peaks[1] <= 2.1 * peaks[0]
     assert peaks[1] <= 100 * 2048
 
@@ -311,7 +288,7 @@ def test_less_window_is_less_work(random_qkv: Draw) -> None:
     work = []
     for window in (9, 129, 1025, 10_000_001):
         attn = GlobalLocal(2, 4, window=window)
-        with counted() as seen:
+        with Made() as seen:
             attn(q, k, v)
         work.append(seen.total)
     assert 3 * work[0] < work[1]

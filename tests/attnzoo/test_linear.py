@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from attnzoo import Mask, Softmax, attention_map, record, reorder
 from attnzoo.mechanism import Mechanism
@@ -323,8 +321,9 @@ def test_both_ways_to_sum_agree(
     leaves = random_qkv(150, 190, heads=4, groups=2, width=8, value=5)
     keep = torch.rand(2, 190) < 0.8
     results = []
-    for near in (40.0, 0.0):
+    for near in (30.0, 0.0):
         monkeypatch.setattr("attnzoo.kernels.prefix.NEAR", near)
+        assert ("as they are" in module.explain(*leaves, Mask(causal=True, key_keep=keep))) == (near > 0)
         out = module(*leaves, Mask(causal=True, key_keep=keep))
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for plain, careful in zip(*results, strict=True):
@@ -511,18 +510,6 @@ def test_what_cannot_be_honoured_is_refused(make: Callable[[int, int], Mechanism
 # Memory, compilation, reading
 
 
-class _Seen(TorchDispatchMode):
-    """The bytes of the largest storage that any operation made."""
-
-    largest = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() for x in tree_leaves(result) if isinstance(x, Tensor)]
-        self.largest = max([self.largest, *sizes])
-        return result
-
-
 @contextmanager
 def kept() -> Iterator[dict[int, int]]:
     """Storage -> bytes of what is kept for the gradients."""
@@ -537,11 +524,11 @@ def kept() -> Iterator[dict[int, int]]:
 
 
 def measure(module: Mechanism, leaves: tuple[Tensor, ...], mask: Mask) -> tuple[int, int]:
-    with _Seen() as seen:
+    with Made() as seen:
         with kept() as found:
             out = module(*leaves, mask)
         out.sum().backward()
-    return seen.largest, sum(found.values())
+    return seen.largest_bytes, sum(found.values())
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnzoo import Mask, MultiheadAttention, OffsetBias, attention_map, check_attention
 from attnzoo.mechanisms.lsh import LSH
@@ -354,18 +354,6 @@ def test_tiny_huge_and_zero_keys() -> None:
     assert q.grad.abs().max() < 1e3
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the most elements of any tensor that is made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204
-        out = func(*args, **(kwargs or {}))
-        made = [x for x in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(x, Tensor)]
-        self.elements = max([self.elements, *(x.untyped_storage().nbytes() // x.element_size() for x in made)])
-        return out
-
-
 @pytest.mark.parametrize("extra", ["nothing", "padding", "offset bias"])
 def test_e08_memory_grows_with_the_length_alone(extra: str) -> None:
     """E08: from T=2048 to T=4096 the largest tensor, forward and back, doubles at most by a little more."""
@@ -374,7 +362,7 @@ def test_e08_memory_grows_with_the_length_alone(extra: str) -> None:
         q, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(2))
         mask = Mask(causal=True, key_keep=torch.rand(1, length) < 0.8 if extra == "padding" else None)
         bias = OffsetBias(torch.zeros(1, 2 * length - 1, requires_grad=True)) if extra == "offset bias" else None
-        with Largest() as seen:
+        with Made() as seen:
             LSH(1, 4)(q, q, v, mask, bias).sum().backward()
         peaks.append(seen.elements)
     assert peaks[1] < 2.2 * peaks[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_memory import largest
+from tensors_made import Made
 from torch import Tensor
 
 from attnzoo import Mask, MultiheadAttention, check_attention
@@ -155,7 +155,7 @@ def test_e08_memory_grows_with_the_length(mechanism: Mechanism, causal: bool) ->
             saved[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
             return x
 
-        with largest() as seen:
+        with Made() as seen:
             with torch.autograd.graph.saved_tensors_hooks(keeps, lambda x: x):
                 out = mechanism(q, k, v, Mask(causal=causal, key_keep=keep))
             out.sum().backward()

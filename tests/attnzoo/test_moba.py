@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from tensors_made import Made
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnzoo import Mask, MultiheadAttention, OffsetBias, Softmax, attention_map, check_attention
 from attnzoo.mechanisms.moba import MoBA
@@ -243,18 +243,6 @@ def test_a_long_needle_is_found() -> None:
         close(MoBA(1, 16)(q, k, v, Mask(causal=True)), torch.ones(1, 1, 1, 4), atol=1e-2)
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the most elements of any tensor that is made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204
-        out = func(*args, **(kwargs or {}))
-        made = [x for x in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(x, Tensor)]
-        self.elements = max([self.elements, *(x.untyped_storage().nbytes() // x.element_size() for x in made)])
-        return out
-
-
 @pytest.mark.parametrize("extra", ["nothing", "padding", "offset bias"])
 def test_e08_memory_grows_with_the_length_alone(extra: str) -> None:
     """E08: from T=2048 to T=4096 the largest tensor, forward and back, doubles at most by a little more."""
@@ -263,7 +251,7 @@ def test_e08_memory_grows_with_the_length_alone(extra: str) -> None:
         q, k, v = (torch.randn(1, 1, length, 4, requires_grad=True) for _ in range(3))
         mask = Mask(causal=True, key_keep=torch.rand(1, length) < 0.8 if extra == "padding" else None)
         bias = OffsetBias(torch.zeros(1, 2 * length - 1, requires_grad=True)) if extra == "offset bias" else None
-        with Largest() as seen:
+        with Made() as seen:
             MoBA(1, 4)(q, k, v, mask, bias).sum().backward()
         peaks.append(seen.elements)
     assert peaks[1] < 2.2 * peaks[0]

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,15 @@ def test_last_alone_goes_on_with_the_newest_run_and_its_options(config: Path, mo
         assert "Local" in (folder / "config.yaml").read_text()
 
 
+@pytest.fixture
+def interrupts_are_heard() -> Iterator[None]:
+    """A shell starts what it puts into the background with SIGINT ignored, and Python then leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts_are_heard")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_closing_test_ends_with_its_status(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
