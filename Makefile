@@ -2,14 +2,14 @@
 # Variables are exported and read from the environment, never pasted into a shell line.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-export EXP ATTENTION ARGS IMAGE CKPT OUT INVERT FIGURE
+export EXP ATTENTION ARGS IMAGE TEXT INPUT CKPT OUT INVERT FIGURE
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 RUN := $(BIN)/python -m experiments.make
 
-.PHONY: help setup train classify export test test-slow golden check format bench reproduce docs clean
+.PHONY: help setup train classify translate export test test-slow golden check format bench reproduce docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ train: $(READY) ## train and test: EXP=preset [ATTENTION=name] [ARGS="--option=v
 
 classify: $(READY) ## what is in a picture: IMAGE=file [CKPT=checkpoint] [INVERT=true] [OUT=attention.png]
 	@$(RUN) classify
+
+translate: $(READY) ## a text or a file: TEXT="..." or INPUT=file [OUT=file] [CKPT=checkpoint] [ARGS="--n_best=3"]
+	@$(RUN) translate
 
 export: $(READY) ## a model as .pt2 and .onnx: [CKPT=checkpoint] [OUT=folder]
 	@$(RUN) export

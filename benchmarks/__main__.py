@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import digits, importing, mechanisms, peers, speed
+from benchmarks import digits, importing, mechanisms, multi30k, number_words, peers, speed
 from experiments.training.usage import nearest
 
 FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
@@ -19,6 +19,8 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "speed": (speed.measure, "time and memory of every mechanism by length, as `make bench`: about an hour"),
     "peers": (peers.measure, "speed against what others wrote, same sizes and masks: about 15 minutes"),
     "mechanisms": (mechanisms.measure, "every mechanism in `vit` on 64 pixels: about 20 minutes"),
+    "numbers": (number_words.measure, "both translators on number words, three seeds: about 10 minutes"),
+    "multi30k": (multi30k.measure, "both translators on Multi30k: many hours, in pieces that go on"),
     "import": (importing.measure, "time of `import attnzoo` against `import torch`: about a minute"),
 }
 """Figure -> (function of the folder for its pieces and of the words of ARGS, what it measures)."""
@@ -30,7 +32,7 @@ def main(figure: str, arguments: list[str]) -> int:
         wrong = f"FIGURE={figure} is none." if figure else "Name a figure: make reproduce FIGURE=digits"
         print(f"error: {wrong}{nearest(figure, FIGURES)}", file=sys.stderr)
         for name, (_, text) in FIGURES.items():
-            print(f"  {name:<10}{text}", file=sys.stderr)
+            print(f"  {name:<12}{text}", file=sys.stderr)
         return 2
     return FIGURES[figure][0](Path("runs") / "figures" / figure, arguments)
 

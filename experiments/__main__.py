@@ -13,7 +13,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("experiments.training.commands:fit", "train, test the best checkpoint, say what comes next"),
     "test": ("experiments.training.commands:test", "test a checkpoint: --ckpt_path=PATH"),
     "classify": ("experiments.vision.predict:classify", "name what is in a picture: --image=FILE"),
-    "export": ("experiments.vision.predict:export", "write a model as .pt2 and .onnx"),
+    "translate": ("experiments.translation.predict:translate", "translate --text=TEXT, --input=FILE or standard input"),
+    "export": ("experiments.training.exporting:export", "write a model as .pt2 and .onnx"),
 }
 """Command -> ("module:function", line of help). The function takes arguments and gives the exit status."""
 

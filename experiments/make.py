@@ -17,6 +17,7 @@ from experiments.training.usage import UsageError, config_path, presets
 TARGETS = {
     "train": {"EXP": "--config", "ATTENTION": "--model.attention"},
     "classify": {"IMAGE": "--image", "CKPT": "--ckpt", "INVERT": "--invert", "OUT": "--out"},
+    "translate": {"TEXT": "--text", "INPUT": "--input", "OUT": "--output", "CKPT": "--ckpt"},
     "export": {"CKPT": "--ckpt", "OUT": "--out"},
 }
 """Target -> variable -> option."""

@@ -156,6 +156,7 @@ def _record(cli: ExperimentCLI, status: str, seconds: float, tested: dict[str, f
         "best_val_primary": cli.keeper.best_score,
         "versions": saved.versions(),
         "commit": runs.commit(),
+        "remarks": cli.model.remarks,
         # JSON knows no NaN.
         "metrics": {name: value if math.isfinite(value) else None for name, value in tested.items()},
     }

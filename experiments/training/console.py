@@ -29,16 +29,23 @@ def say(text: str) -> None:
 class _ToConsole(logging.Handler):
     """Prints what the experiments have to say, above the progress bar."""
 
+    def __init__(self, to: Console) -> None:
+        super().__init__()
+        self.to = to
+
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
+        self.to.print(self.format(record), markup=False, soft_wrap=True)
 
 
-def speak() -> None:
-    """Let messages of the logger `experiments` be seen: those of the first process, and warnings of all."""
+def speak(to: Console = console) -> None:
+    """Let messages of the logger `experiments` be seen: those of the first process, and warnings of all.
+
+    Args:
+        to: another console than standard output, where that is for results.
+    """
     log = logging.getLogger("experiments")
     log.setLevel(logging.INFO if rank_zero_only.rank == 0 else logging.WARNING)
-    if not any(isinstance(handler, _ToConsole) for handler in log.handlers):
-        log.addHandler(_ToConsole())
+    log.handlers = [*(handler for handler in log.handlers if not isinstance(handler, _ToConsole)), _ToConsole(to)]
 
 
 def quieten() -> None:
@@ -206,7 +213,7 @@ def _epoch(trainer: pl.Trainer) -> str:
 def _facts(model: Experiment) -> str:
     parts = []
     for key, value in (model.facts or {}).items():
-        if isinstance(value, bool | int | str):
+        if isinstance(value, bool | int) or (isinstance(value, str) and len(value) <= 40):
             parts.append(f"{key} {value}")
         elif isinstance(value, list) and all(isinstance(item, int) for item in value):
             parts.append(f"{key} {'x'.join(map(str, value))}")

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 
-def newest_finished(task: str, root: str = "runs") -> Path:
+def newest_finished(task: str | None, root: str = "runs") -> Path:
     """``best.ckpt`` of the newest finished run of a task.
 
     Args:
-        task: as in ``results.json``: vision, translation, forecasting.
+        task: as in ``results.json``: vision, translation, forecasting; any if None.
         root: folder of all runs.
 
     Raises:
@@ -20,11 +20,11 @@ def newest_finished(task: str, root: str = "runs") -> Path:
     for results in Path(root).glob("*/*/results.json"):
         best = results.parent / "checkpoints" / "best.ckpt"
         content = json.loads(results.read_text(encoding="utf-8"))
-        if content["task"] == task and content["status"] == "finished" and best.is_file():
+        if task in (None, content["task"]) and content["status"] == "finished" and best.is_file():
             found.append((results.stat().st_mtime, best))
     if not found:
         raise ValueError(
-            f"no finished {task} run under {root}/; train one first, "
+            f"no finished {task + ' ' if task else ''}run under {root}/; train one first, "
             f"or name a checkpoint by --ckpt=PATH (make: CKPT=PATH)"
         )
     return max(found)[1]

@@ -20,9 +20,12 @@ class AccumulatedLoss:
         self._unit: Tensor | None = None
         self._loss: Tensor | float = 0.0
         self._aux: Tensor | float | None = None
+        self._plain: Tensor | float | None = None
         self._count: Tensor | int = 0
 
-    def add(self, trainer: pl.Trainer, loss_sum: Tensor, count: Tensor, aux: Tensor | None) -> Tensor:
+    def add(
+        self, trainer: pl.Trainer, loss_sum: Tensor, count: Tensor, aux: Tensor | None, plain: Tensor | None = None
+    ) -> Tensor:
         """Take one batch in; returns the scalar to differentiate."""
         if self._unit is None:
             self._unit = count.detach().float().clamp(min=1)
@@ -30,6 +33,8 @@ class AccumulatedLoss:
                 self._unit = trainer.strategy.reduce(self._unit, reduce_op="mean")
         self._loss = self._loss + loss_sum.detach()
         self._count = self._count + count.detach()
+        if plain is not None:
+            self._plain = (0.0 if self._plain is None else self._plain) + plain.detach()
         if aux is None:
             return loss_sum / self._unit
         self._aux = (0.0 if self._aux is None else self._aux) + aux.detach() * count
@@ -46,14 +51,15 @@ class AccumulatedLoss:
         return self._unit * trainer.accumulate_grad_batches * trainer.world_size / count.clamp(min=1)
 
     def means(self, trainer: pl.Trainer) -> dict[str, float]:
-        """`train/loss`, and `train/aux` where there is one, per sample or token of the step."""
-        parts = [self._loss, self._count] + ([] if self._aux is None else [self._aux])
-        total = torch.stack([torch.as_tensor(part, dtype=torch.float32) for part in parts])
+        """`train/loss`, and `train/aux` and `train/nll` where there are such, per sample or token of the step."""
+        parts = {"train/loss": self._loss, "train/aux": self._aux, "train/nll": self._plain}
+        known = {name: part for name, part in parts.items() if part is not None}
+        values = [torch.as_tensor(part, dtype=torch.float32) for part in (self._count, *known.values())]
+        total = torch.stack(values)
         if trainer.world_size > 1:
             total = trainer.strategy.reduce(total, reduce_op="sum")
-        loss, count, *aux = total.tolist()
-        names = ["train/loss", "train/aux"]
-        return {name: value / max(count, 1) for name, value in zip(names, [loss, *aux], strict=False)}
+        count, *sums = total.tolist()
+        return {name: value / max(count, 1) for name, value in zip(known, sums, strict=True)}
 
 
 def true_gradients(optimizer: torch.optim.Optimizer, correction: Tensor | float) -> list[torch.nn.Parameter]:

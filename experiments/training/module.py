@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import lightning.pytorch as pl
 import torch
@@ -14,6 +14,10 @@ from torchmetrics import Metric, MetricCollection
 
 from experiments.training import gradients, optim, saved
 from experiments.training.losses import LossMean
+from experiments.training.saved import refuse_other_facts
+
+if TYPE_CHECKING:
+    from experiments.training.exporting import Part
 
 log = logging.getLogger("experiments")
 
@@ -28,12 +32,14 @@ class Step(NamedTuple):
         count: scalar integer tensor, how many samples or tokens that are.
         aux: scalar to be added to the mean loss in training (MoE balance, head diversity), or None.
         outputs: arguments for `update` of the metrics.
+        plain_sum: like `loss_sum` without smoothing, to be logged as `train/nll`, or None.
     """
 
     loss_sum: Tensor
     count: Tensor
     aux: Tensor | None = None
     outputs: tuple[Any, ...] = ()
+    plain_sum: Tensor | None = None
 
 
 class Experiment(pl.LightningModule):
@@ -52,6 +58,7 @@ class Experiment(pl.LightningModule):
         unit: what `Step.count` counts, for messages and throughput.
         network: the network, None until `configure_model`.
         facts: what the data said, None until known.
+        remarks: plain values that belong to the test figures, such as what a score was computed by.
     """
 
     task: ClassVar[str]
@@ -64,6 +71,7 @@ class Experiment(pl.LightningModule):
         self.optim = optim
         self.network: nn.Module | None = None
         self.facts: dict[str, Any] | None = None
+        self.remarks: dict[str, Any] = {}
         self.evaluation = nn.ModuleDict()
         self._accumulated = gradients.AccumulatedLoss()
         self._row: dict[str, Any] = {}
@@ -98,16 +106,17 @@ class Experiment(pl.LightningModule):
         """Commands to be proposed when training has ended."""
         return []
 
+    def export_parts(self) -> list[Part]:
+        """The networks that `export` writes."""
+        raise ValueError(f"a {self.task} model has nothing that could be exported")
+
+    def export_texts(self) -> dict[str, str]:
+        """Further files of an export: name -> text."""
+        return {}
+
     def check_facts(self, saved: dict[str, Any], found: dict[str, Any]) -> None:
         """Refuse data that the saved model was not made for. Measured figures (floats) may differ."""
-        for key in sorted(saved.keys() | found.keys()):
-            ours, theirs = saved.get(key), found.get(key)
-            if ours != theirs and not _measured(ours) and not _measured(theirs):
-                raise ValueError(
-                    f"The model was trained on data with {key} = {_short(ours)}; "
-                    f"this data has {_short(theirs)}. "
-                    "Give data of the same kind by --data.path, or train a new model."
-                )
+        refuse_other_facts(saved, found)
 
     # Set-up.
 
@@ -142,7 +151,7 @@ class Experiment(pl.LightningModule):
         if total is not None and total <= self.optim.warmup_steps:
             log.warning(
                 "The run has %d steps, and %d of warm-up: it never reaches --model.optim.lr. Lower "
-                "--model.optim.warmup_steps or --data.batch_size, or raise --trainer.max_epochs.",
+                "--model.optim.warmup_steps or the size of a batch, or raise --trainer.max_epochs.",
                 total,
                 self.optim.warmup_steps,
             )
@@ -167,7 +176,7 @@ class Experiment(pl.LightningModule):
         """Mean loss of the batch, aux included."""
         step = self.step(batch, "train")
         count = torch.as_tensor(step.count, device=step.loss_sum.device)
-        loss = self._accumulated.add(self.trainer, step.loss_sum, count, step.aux)
+        loss = self._accumulated.add(self.trainer, step.loss_sum, count, step.aux, step.plain_sum)
         return {"loss": loss, "count": count}
 
     def configure_gradient_clipping(
@@ -287,12 +296,3 @@ class Experiment(pl.LightningModule):
         checkpoint = saved.read(path)
         model = saved.rebuild_model(cls, checkpoint)
         return model.eval()
-
-
-def _measured(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, list) and any(isinstance(item, float) for item in value))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

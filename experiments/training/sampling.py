@@ -187,8 +187,8 @@ class ResumableLoader(DataLoader[Any]):
         if 0 < state["position"] < state["batches"] != len(self._batches):
             raise ValueError(
                 f"The checkpoint was taken after {state['position']} of {state['batches']} batches of an epoch, "
-                f"and here an epoch has {len(self._batches)}; use the data and --data.batch_size of then, or the "
-                "best.ckpt of that run."
+                f"and here an epoch has {len(self._batches)}; use the data and --data.batch_size (or "
+                "batch_tokens) of then, or the best.ckpt of that run."
             )
         self._position = state["position"]
         self._batches.resume_at(state["epoch"], state["position"])

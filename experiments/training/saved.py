@@ -133,3 +133,28 @@ def check_shapes(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> No
                 f"{len(names)} weight(s) are missing in {where}: {shown}{', ...' if len(names) > 3 else ''}; "
                 "use the options that the checkpoint was trained with."
             )
+
+
+def refuse_other_facts(saved: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuse data that a saved model was not made for. Measured figures (floats) may differ.
+
+    Raises:
+        ValueError: with the first fact that differs.
+    """
+    for key in sorted(saved.keys() | found.keys()):
+        ours, theirs = saved.get(key), found.get(key)
+        if ours != theirs and not _measured(ours) and not _measured(theirs):
+            raise ValueError(
+                f"The model was trained on data with {key} = {_short(ours)}; "
+                f"this data has {_short(theirs)}. "
+                "Give data of the same kind by --data.path, or train a new model."
+            )
+
+
+def _measured(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, list) and any(isinstance(item, float) for item in value))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

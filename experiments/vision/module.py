@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from attnzoo import Mechanism, Softmax
+from experiments.training.exporting import Part
 from experiments.training.losses import LossMean, cross_entropy_sum
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
@@ -20,6 +21,19 @@ from experiments.vision.drawing import attention_figures
 from experiments.vision.finetuning import start_from
 from experiments.vision.network import Experts, PictureFacts, PositionName, VisionTransformer
 from experiments.vision.pictures import read_picture, scale_pixels, to_tensor
+
+
+class Probabilities(nn.Module):
+    """What is exported: pixels 0 to 1 in, probabilities out."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, classes]."""
+        logits, _ = self.network(image)
+        return logits.softmax(-1)
 
 
 class NegativeLogLikelihood(LossMean):
@@ -162,6 +176,14 @@ class ImageClassifier(Experiment):
     def next_commands(self, checkpoint: str) -> list[str]:
         """Using the model that was trained."""
         return [f"make classify IMAGE=FILE CKPT={checkpoint}", f"make export CKPT={checkpoint}"]
+
+    def export_parts(self) -> list[Part]:
+        """Float pixels from 0 to 1, any batch size, to probabilities."""
+        assert self.facts is not None and self.network is not None
+        size = (self.facts["channels"], *self.facts["image_size"])
+        example, check = torch.rand(2, *size), torch.rand(5, *size)
+        network = Probabilities(self.network)
+        return [Part("model", network, (example,), ({0: "batch"},), ["image"], ["probabilities"], (check,))]
 
     def attention_pictures(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         """Attention of the first picture of a batch: rollout, and each head of each block."""

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
+from embedded import embedded_presets
 
 from experiments.__main__ import main
-from experiments.training.usage import presets
 
 HERE = Path(__file__).parent
 STEPS = 5
@@ -20,13 +20,13 @@ TOLERANCE = 2e-3
 
 def first_losses(preset: str, root: Path) -> list[float]:
     arguments = [f"--config={preset}", f"--trainer.max_steps={STEPS}", f"--run.root={root}", "--run.wandb=false"]
-    assert main(["fit", *arguments, "--trainer.accelerator=cpu", "--trainer.limit_val_batches=1"]) == 0
+    assert main(["fit", *arguments, "--trainer.accelerator=cpu", *(f"--trainer.limit_{part}_batches=1" for part in ("val", "test"))]) == 0
     (metrics,) = root.glob("*/*/metrics.csv")
     with metrics.open(newline="") as file:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", embedded_presets())
 def test_the_first_losses_are_those_on_record(preset: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     losses = first_losses(preset, tmp_path)
     assert len(losses) == STEPS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from training_toys import Toy, ToyData, trainer
 
+from experiments.training.loggers import CsvRows
 from experiments.training.losses import cross_entropy_sum
 from experiments.training.module import Stage, Step
 
@@ -52,6 +54,17 @@ def test_smoothing_formula_is_that_of_torch() -> None:
     total, count = cross_entropy_sum(logits, one_hot, smoothing=0.1)
     assert torch.allclose(total, by_hand)
     assert int(count) == 5
+
+
+def test_the_plain_loss_is_logged_beside_the_smoothed_one(tmp_path: Path) -> None:
+    class Plain(Toy):
+        def step(self, batch: Any, stage: Stage) -> Step:
+            return super().step(batch, stage)._replace(plain_sum=torch.tensor(2.0 * len(batch["id"])))
+
+    made = trainer(tmp_path, max_epochs=1, logger=CsvRows(tmp_path / "metrics.csv"))
+    made.fit(Plain(), datamodule=ToyData())
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines()))
+    assert {float(row["train/nll"]) for row in rows if row["train/nll"]} == {2.0}
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

@@ -1,0 +1,59 @@
+"""The embedded default of the translator: exact match, length generalisation, and where the attention looks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+from rich import print as show
+from rich.table import Table
+
+import experiments
+from benchmarks import runs
+from benchmarks.machine import machine
+from experiments.translation.alignment import agreement, align
+from experiments.translation.numbers import alignment, sets
+
+PRESETS = ("translator", "translator-bahdanau")
+SEEDS = range(3)
+
+
+def measure(folder: Path, arguments: list[str]) -> int:
+    """Trains both networks for three seeds; a run of another commit does not count."""
+    argparse.ArgumentParser(prog="make reproduce FIGURE=numbers").parse_args(arguments)  # takes none
+    here = machine()
+    table = Table("network", "seed", "exact match", "longest forms", "right word", "within one", "steps", "seconds")
+    rows = []
+    for preset in PRESETS:
+        for seed in SEEDS:
+            piece = folder / str(here["commit"]) / f"{preset}-{seed}"
+            done = runs.train(preset, piece, [f"--seed_everything={seed}"])
+            assert done is not None
+            place = Path(done["folder"])
+            found = word_agreement(place / "checkpoints" / "best.ckpt")
+            longest = runs.test(place, [f"--config={preset}", "--data.test=long"])["test/exact_match"]
+            exact = done["metrics"]["test/exact_match"]
+            rows.append({
+                "preset": preset, "seed": seed, "exact_match": exact, "long_exact_match": longest, **found,
+                "steps": done["steps"], "seconds": done["seconds"], "wall": done["wall"],
+            })  # fmt: skip
+            shares = (f"{value:.2%}" for value in (exact, longest, found["exact"], found["near"]))
+            table.add_row(preset, str(seed), *shares, str(done["steps"]), f"{done['wall']:.0f}")
+    show(table)
+    means = {p: statistics.mean(row["exact_match"] for row in rows if row["preset"] == p) for p in PRESETS}
+    (folder / "result.json").write_text(json.dumps({"means": means, "rows": rows, "machine": here}, indent=2) + "\n")
+    return 0
+
+
+def word_agreement(checkpoint: Path) -> dict[str, float]:
+    """How often the most read English word is the right one, over the German words of the 1,000 test numbers.
+
+    The German words are given one by one; "und" stands for no English word and is left out.
+    """
+    model = experiments.load(checkpoint)
+    pairs = [alignment(number) for number in sets()["test"]]
+    sources = model.coded([" ".join(pair.english) for pair in pairs])  # type: ignore[attr-defined]
+    targets = model.target_vocabulary.encode([" ".join(pair.german) for pair in pairs])  # type: ignore[attr-defined]
+    return agreement(align(model, sources, targets), [pair.source for pair in pairs])  # type: ignore[arg-type]

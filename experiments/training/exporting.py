@@ -1,0 +1,112 @@
+"""Writes a trained model as files for other programs, and checks that these give the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from experiments.training.finding import newest_finished
+from experiments.training.module import Experiment
+from experiments.training.options import call
+
+TOLERANCE = 1e-5
+"""How far an exported model may be from the one that it was made of."""
+
+
+class Part(NamedTuple):
+    """One network to be exported.
+
+    Attributes:
+        name: of its files, without suffix.
+        network: takes tensors and gives tensors.
+        example: inputs to trace it by; no size that varies may be 1, which would be taken for fixed.
+        varying: for each input its dimensions of free size: number -> name.
+        inputs: names of the inputs.
+        outputs: names of the outputs.
+        check: inputs of other sizes, for the comparison.
+    """
+
+    name: str
+    network: nn.Module
+    example: tuple[Tensor, ...]
+    varying: tuple[dict[int, str], ...]
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    check: tuple[Tensor, ...]
+
+
+def export(argv: list[str]) -> int:
+    """Writes a model as .pt2 and .onnx. Arguments: see ``_export``."""
+    return call(_export, argv, "python -m experiments export")
+
+
+def _export(ckpt: str | None = None, out: str | None = None) -> int:
+    """Write a model as PyTorch program (.pt2) and as ONNX, and compare both with the checkpoint.
+
+    A classifier takes float pixels from 0 to 1, [batch, channels, height, width], and gives probabilities. A translator
+    is two networks, encoder and decoder, and its vocabularies; README.txt beside them says how they go together.
+
+    Args:
+        ckpt: checkpoint; the best one of the newest finished run if null.
+        out: folder to write to; `export` beside the checkpoint's run if null.
+    """
+    path = Path(ckpt) if ckpt else newest_finished(None)
+    model = Experiment.from_checkpoint(path)
+    folder = Path(out) if out else beside(path, "export")
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in model.export_parts():
+        for file, difference in write_part(part, folder).items():
+            if not difference <= TOLERANCE:
+                raise ValueError(
+                    f"{file} differs from {path} by {difference:.2g}, more than {TOLERANCE:g}; do not use it"
+                )
+            print(f"{file}: equals the checkpoint (within {difference:.1e}; {TOLERANCE:g} is allowed)")
+    for name, text in model.export_texts().items():
+        (folder / name).write_text(text, encoding="utf-8")
+        print(folder / name)
+    return 0
+
+
+def write_part(part: Part, folder: Path) -> dict[Path, float]:
+    """Writes ``<name>.pt2`` and ``<name>.onnx``; returns how far each is from the network on ``part.check``."""
+    import onnxruntime
+
+    sizes = {name: torch.export.Dim(name, min=1) for dims in part.varying for name in dims.values()}
+    shapes = tuple({dim: sizes[name] for dim, name in dims.items()} for dims in part.varying)
+    network = part.network.eval()
+    program = torch.export.export(network, part.example, dynamic_shapes=shapes)
+    torch.export.save(program, folder / f"{part.name}.pt2")
+    onnx = torch.onnx.export(
+        program, dynamo=True, verbose=False, input_names=list(part.inputs), output_names=list(part.outputs)
+    )
+    assert onnx is not None
+    onnx.save(folder / f"{part.name}.onnx")
+
+    with torch.no_grad():
+        right = _listed(network(*part.check))
+        loaded = _listed(torch.export.load(folder / f"{part.name}.pt2").module()(*part.check))
+    session = onnxruntime.InferenceSession(folder / f"{part.name}.onnx", providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+    ran = session.run(None, {name: tensor.numpy() for name, tensor in zip(names, part.check, strict=True)})
+    return {
+        folder / f"{part.name}.pt2": _furthest(loaded, right),
+        folder / f"{part.name}.onnx": _furthest([torch.from_numpy(x) for x in ran], right),
+    }
+
+
+def beside(checkpoint: Path, name: str) -> Path:
+    """A folder of the run that a checkpoint belongs to, or beside a checkpoint that stands alone."""
+    folder = checkpoint.parent
+    return (folder.parent if folder.name == "checkpoints" else folder) / name
+
+
+def _listed(found: Any) -> list[Tensor]:
+    return [found] if isinstance(found, Tensor) else list(found)
+
+
+def _furthest(found: list[Tensor], right: list[Tensor]) -> float:
+    return max((a.double() - b.double()).abs().max().item() for a, b in zip(found, right, strict=True))

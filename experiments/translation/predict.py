@@ -1,0 +1,187 @@
+"""Using a trained translator: on a line, on a file, as a filter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from rich.console import Console
+from rich.progress import track
+
+from experiments.training.console import speak
+from experiments.training.finding import newest_finished
+from experiments.training.options import call
+from experiments.translation.alignment import align, blind
+from experiments.translation.drawing import alignment_figure
+from experiments.translation.search import Translation
+from experiments.translation.text import read_lines
+from experiments.translation.tokens import UNK
+from experiments.translation.translator import Translator
+
+log = logging.getLogger("experiments")
+
+BLOCK = 512
+"""Lines translated between two writes: enough to sort by length, few enough for a filter to keep answering."""
+
+PANELS = 8
+"""Most pairs of one alignment picture."""
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
+
+
+def translate(argv: list[str]) -> int:
+    """Translates a text, a file or what comes in. Arguments: see ``_translate``."""
+    return call(_translate, argv, "python -m experiments translate")
+
+
+def _translate(
+    text: str | None = None,
+    input: str | None = None,
+    output: str | None = None,
+    ckpt: str | None = None,
+    beam: int | None = None,
+    n_best: int = 1,
+    alignment: str | None = None,
+    encoding: str = "utf-8",
+) -> int:
+    """Translate a line, a file, or standard input: one line in, one line out, empty lines kept.
+
+    Args:
+        text: one line to translate. Without text and input, lines come from standard input.
+        input: file of lines, plain or .gz.
+        output: file to write; standard output if null. It appears when it is complete.
+        ckpt: checkpoint; the best one of the newest finished translation run if null.
+        beam: hypotheses followed at once; as the model was tested if null, 1 is greedy and fastest.
+        n_best: more than 1 gives that many lines for each, "line TAB score TAB translation", the score being the
+            log probability divided by a power of the length.
+        alignment: file of the soft alignment: a picture (.png, .pdf, .svg, .jpg) of the first 8 lines, or all weights
+            as .json.
+        encoding: of the input.
+    """
+    if text is not None and input is not None:
+        raise ValueError("--text and --input were both given; give one of them")
+    if alignment is not None and Path(alignment).suffix not in (*PICTURES, ".json"):
+        raise ValueError(f"--alignment={alignment}: it is written as one of {', '.join((*PICTURES, '.json'))}")
+    speak(Console(stderr=True, highlight=False))
+    path = Path(ckpt) if ckpt else newest_finished("translation")
+    model = Translator.from_checkpoint(path)
+    if alignment is not None and (why := blind(model)):
+        raise ValueError(f"--alignment={alignment}: {why}")
+    _check_width(model, beam, n_best)
+    lines = _lines(text, input, encoding)
+    pairs: list[tuple[str, Translation]] = []
+    with _target(output) as file:
+        for number, line, found in _translated(model, lines, beam, n_best, path):
+            for one in found or [Translation("", [], 0.0, True)]:
+                shown = one.text if n_best == 1 else f"{number}\t{one.score:.4f}\t{one.text}"
+                file.write(shown.encode() + b"\n")
+            if alignment is not None and found:
+                pairs.append((line, found[0]))
+            if found and not found[0].finished:
+                log.warning("line %d: its translation was cut at the greatest length.", number)
+    if alignment is not None:
+        _write_alignment(model, pairs, Path(alignment))
+    return 0
+
+
+def _check_width(model: Translator, beam: int | None, n_best: int) -> None:
+    width = model.decoding.beam if beam is None else beam
+    if width < 1 or not 1 <= n_best <= width:
+        raise ValueError(f"--n_best={n_best} of --beam={width}: give n_best from 1 to beam, and a beam of at least 1")
+
+
+def _lines(text: str | None, file: str | None, encoding: str) -> Iterable[str]:
+    if text is not None:
+        return [" ".join(text.split("\n"))]
+    if file is not None:
+        return read_lines(Path(file), encoding=encoding, option="--encoding")
+    if sys.stdin.isatty():
+        Console(stderr=True).print("translating lines from the keyboard; end with Ctrl-D (--help says what else)")
+    return _typed(sys.stdin.buffer, encoding)
+
+
+def _typed(stream: BinaryIO, encoding: str) -> Iterator[str]:
+    """Lines as they come."""
+    for number, line in enumerate(stream, 1):
+        try:
+            yield line.decode(encoding).rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"standard input, line {number}: byte 0x{line[error.start]:02X} is not {encoding}; give --encoding"
+            ) from error
+
+
+def _translated(
+    model: Translator, lines: Iterable[str], beam: int | None, n_best: int, path: Path
+) -> Iterator[tuple[int, str, list[Translation]]]:
+    """Number, line and translations of each line, in order."""
+    # Someone who types waits for each line.
+    size = 1 if lines is not None and not isinstance(lines, list) and sys.stdin.isatty() else BLOCK
+    total = len(lines) if isinstance(lines, list) else None
+    remaining, first, unknown, tokens = iter(lines), 1, 0, 0
+    bar = Console(stderr=True)
+    steps = None if total is None else -(-total // size)
+    blocks: Iterable[list[str]] = iter(lambda: list(islice(remaining, size)), [])
+    if steps is not None and steps > 1 and bar.is_terminal:
+        blocks = track(blocks, f"translating by {path}", total=steps, console=bar, transient=True)
+    for block in blocks:
+        found = model.translate(block, beam=beam, n_best=n_best, first_line=first)
+        rows = model.source_vocabulary.encode(block)
+        unknown, tokens = unknown + sum(row.count(UNK) for row in rows), tokens + sum(map(len, rows))
+        yield from zip(range(first, first + len(block)), block, found, strict=True)
+        first += len(block)
+    if unknown:
+        log.warning("%d of %d tokens (%.1f %%) are unknown to the model.", unknown, tokens, 100 * unknown / tokens)
+
+
+def _target(output: str | None) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(sys.stdout.buffer) if output is None else _Whole(Path(output))
+
+
+class _Whole(AbstractContextManager[BinaryIO]):
+    """A file that gets its name when it is complete."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.part = path, path.with_name(f"{path.name}.part")
+
+    def __enter__(self) -> BinaryIO:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = self.part.open("wb")
+        return self.file
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.file.close()
+        if kind is None:
+            self.part.replace(self.path)
+        else:
+            self.part.unlink()
+
+
+def _write_alignment(model: Translator, pairs: list[tuple[str, Translation]], path: Path) -> None:
+    if not pairs:
+        raise ValueError(f"--alignment={path}: there was no line to align")
+    picture = path.suffix in PICTURES
+    shown = pairs[:PANELS] if picture else pairs
+    sources = model.coded([line for line, _ in shown])
+    found = align(model, sources, [translation.tokens for _, translation in shown])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if picture:
+        alignment_figure(found).savefig(path, bbox_inches="tight")
+    else:
+        content = [
+            {
+                "source": a.source,
+                "target": a.target,
+                "weights": [[round(x, 6) for x in row] for row in a.weights.tolist()],
+            }
+            for a in found
+        ]
+        path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    more = f" of the first {PANELS} of {len(pairs)} lines" if len(shown) < len(pairs) else ""
+    Console(stderr=True, soft_wrap=True).print(f"alignment{more}: {path}", markup=False)
