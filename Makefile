@@ -2,14 +2,14 @@
 # Variables are exported and read from the environment, never pasted into a shell line.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-export EXP ATTENTION ARGS IMAGE TEXT INPUT CKPT OUT INVERT FIGURE
+export EXP ATTENTION ARGS IMAGE TEXT INPUT CSV CKPT OUT INVERT FIGURE
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 RUN := $(BIN)/python -m experiments.make
 
-.PHONY: help setup train classify translate export test test-slow golden check format bench reproduce docs clean
+.PHONY: help setup train classify translate forecast export test test-slow golden check format bench reproduce docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ classify: $(READY) ## what is in a picture: IMAGE=file [CKPT=checkpoint] [INVERT
 
 translate: $(READY) ## a text or a file: TEXT="..." or INPUT=file [OUT=file] [CKPT=checkpoint] [ARGS="--n_best=3"]
 	@$(RUN) translate
+
+forecast: $(READY) ## what follows in a table: CSV=file [CKPT=checkpoint] [OUT=file.csv] [ARGS="--backtest=true"]
+	@$(RUN) forecast
 
 export: $(READY) ## a model as .pt2 and .onnx: [CKPT=checkpoint] [OUT=folder]
 	@$(RUN) export

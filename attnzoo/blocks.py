@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from attnzoo.catalogue import Factory
+from attnzoo.kernels.dropout import Dropout
 from attnzoo.mask import Mask, as_mask, hide
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.multihead import MultiheadAttention
@@ -38,7 +39,7 @@ class FeedForward(nn.Module):
     def __init__(self, dim: int, hidden_dim: int | None = None, dropout: float = 0.0) -> None:
         super().__init__()
         width = 4 * dim if hidden_dim is None else hidden_dim
-        self.layers = nn.Sequential(nn.Linear(dim, width), nn.GELU(), nn.Dropout(dropout), nn.Linear(width, dim))
+        self.layers = nn.Sequential(nn.Linear(dim, width), nn.GELU(), Dropout(dropout), nn.Linear(width, dim))
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
         """[B, T, E] -> [B, T, E] and aux, which is 0. No mask changes what becomes of a token by itself."""
@@ -49,7 +50,7 @@ class _Residual(nn.Module):
     """What blocks share: how a branch goes in and comes out - pre-norm or post-norm, dropout, sum - and one of them."""
 
     norm_first: bool
-    dropout: nn.Dropout
+    dropout: Dropout
     feed_forward: nn.Module
     feed_forward_norm: nn.LayerNorm
 
@@ -105,7 +106,7 @@ class EncoderBlock(_Residual):
         self.attention = MultiheadAttention(dim, num_heads, mechanism, **site)
         self.feed_forward = feed_forward(dim, hidden_dim, dropout)
         self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, T, E] -> [B, T, E] and aux. Padding comes out finite, whatever went in."""
@@ -175,7 +176,7 @@ class DecoderBlock(_Residual):
         self.feed_forward = feed_forward(dim, hidden_dim, dropout)
         self.attention_norm, self.cross_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.feed_forward_norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,

@@ -262,7 +262,7 @@ class Mechanism(nn.Module):
         if groups != heads:
             self.require("grouped", f"{groups} key/value heads for {heads} query heads")
         self.require("causal" if mask.causal else "bidirectional", f"mask.causal={mask.causal}")
-        if queries != keys and not self.traits.rectangular:  # a text of sizes would fix them for compile
+        if not self.traits.rectangular and queries != keys:  # a text of sizes would fix them for compile
             self.require("rectangular", f"{queries} queries for {keys} keys")
         self.check_terms(mask, bias, batch, queries, keys)
 

@@ -46,6 +46,17 @@ class KVState(NamedTuple):
         """``keep`` of the slots that are filled."""
         return None if self.keep is None else self.keep[:, : self.used]
 
+    def pick(self, rows: Tensor) -> "KVState":
+        """These rows, for ``reorder``: copies what is filled, and leaves the room behind it as it comes."""
+        keep = None if self.keep is None else self.keep.index_select(0, rows)
+        if torch.is_grad_enabled() and (self.k.requires_grad or self.v.requires_grad):
+            k, v = self.k.index_select(0, rows), self.v.index_select(0, rows)
+        else:
+            k, v = (x.new_empty(len(rows), *x.shape[1:]) for x in (self.k, self.v))
+            for new, old in ((k, self.k), (v, self.v)):
+                torch.index_select(old[:, :, : self.used], 0, rows, out=new[:, :, : self.used])
+        return KVState(k, v, keep, self.used, self.fixed)
+
     def append(self, k: Tensor, v: Tensor, key_keep: Tensor | None, *, copy: bool = False) -> "KVState":
         """Writes t new keys and values.
 
@@ -183,4 +194,6 @@ def reorder(state: S, rows: Tensor) -> S:
             return part.index_select(0, rows)
         return reorder(part, rows) if isinstance(part, tuple) else part
 
+    if isinstance(state, KVState):
+        return cast(S, state.pick(rows))
     return cast(S, type(state)._make(map(pick, cast(Any, state))))  # type: ignore[attr-defined]

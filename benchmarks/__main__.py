@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import digits, importing, mechanisms, multi30k, number_words, peers, speed
+from benchmarks import digits, importing, mechanisms, multi30k, number_words, peers, speed, translation
 from experiments.training.usage import nearest
 
 FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
@@ -20,6 +20,7 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "peers": (peers.measure, "speed against what others wrote, same sizes and masks: about 15 minutes"),
     "mechanisms": (mechanisms.measure, "every mechanism in `vit` on 64 pixels: about 20 minutes"),
     "numbers": (number_words.measure, "both translators on number words, three seeds: about 10 minutes"),
+    "translation": (translation.measure, "training against torch's Transformer, beam search with a cache: 5 minutes"),
     "multi30k": (multi30k.measure, "both translators on Multi30k: many hours, in pieces that go on"),
     "import": (importing.measure, "time of `import attnzoo` against `import torch`: about a minute"),
 }

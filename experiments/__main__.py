@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "test": ("experiments.training.commands:test", "test a checkpoint: --ckpt_path=PATH"),
     "classify": ("experiments.vision.predict:classify", "name what is in a picture: --image=FILE"),
     "translate": ("experiments.translation.predict:translate", "translate --text=TEXT, --input=FILE or standard input"),
+    "forecast": ("experiments.forecasting.predict:forecast", "forecast what follows in a table: --csv=FILE"),
     "export": ("experiments.training.exporting:export", "write a model as .pt2 and .onnx"),
 }
 """Command -> ("module:function", line of help). The function takes arguments and gives the exit status."""

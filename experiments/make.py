@@ -18,11 +18,12 @@ TARGETS = {
     "train": {"EXP": "--config", "ATTENTION": "--model.attention"},
     "classify": {"IMAGE": "--image", "CKPT": "--ckpt", "INVERT": "--invert", "OUT": "--out"},
     "translate": {"TEXT": "--text", "INPUT": "--input", "OUT": "--output", "CKPT": "--ckpt"},
+    "forecast": {"CSV": "--csv", "CKPT": "--ckpt", "OUT": "--out"},
     "export": {"CKPT": "--ckpt", "OUT": "--out"},
 }
 """Target -> variable -> option."""
 
-REQUIRED = {"classify": "IMAGE"}
+REQUIRED = {"classify": "IMAGE", "forecast": "CSV"}
 
 
 def words(target: str, environment: Mapping[str, str]) -> list[str]:

@@ -116,7 +116,7 @@ def arguments(q: Tensor, k: Tensor, mask: Mask, bias: Bias | None) -> tuple[Tens
     # torch aligns its flag to the first key, we to the last: they agree when T equals S.
     only_causal = mask.causal and mask.key_keep is None and mask.pair_keep is None and mask.segments is None
     if only_causal and queries == keys and bias is None:
-        return None, queries > 1
+        return None, True
     visible = mask.visible(queries, keys, q.device)
     if bias is None:
         return visible, False

@@ -77,12 +77,12 @@ class Additive(Mechanism):
 
     def prepare_keys(self, k: Tensor) -> Tensor:
         """W_k k for each query head: [B, G, S, D] -> [B, H, S, A]."""
-        return k.repeat_interleave(self.num_heads // k.shape[1], dim=1) @ self.key_weight
+        return _by_head(k.repeat_interleave(self.num_heads // k.shape[1], dim=1), self.key_weight)
 
     def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
         batch, heads, queries, _ = q.shape
         length = keys.shape[2]
-        projected = q @ self.query_weight
+        projected = _by_head(q, self.query_weight)
         v = v.repeat_interleave(heads // v.shape[1], dim=1)
         visible = mask.visible(queries, length, q.device)
         terms = bias.dense(queries) if isinstance(bias, OffsetBias) else bias
@@ -115,6 +115,15 @@ class Additive(Mechanism):
         """Says in how many chunks the queries are taken."""
         chunk = self._chunk(q.shape[0], k.shape[2])
         return f"plain torch operations, {-(-q.shape[2] // chunk)} chunk(s) of queries"
+
+
+def _by_head(x: Tensor, weight: Tensor) -> Tensor:
+    """x [B, H, T, D] times the matrix of each head [H, D, A]: [B, H, T, A].
+
+    The batch goes into the rows: broadcast over it the matrices would be copied, and their gradients made, B times.
+    """
+    rows = x.transpose(0, 1).flatten(1, 2) @ weight
+    return rows.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
 
 
 def _four(x: Tensor | None) -> Tensor | None:

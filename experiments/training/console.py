@@ -215,7 +215,7 @@ def _facts(model: Experiment) -> str:
     for key, value in (model.facts or {}).items():
         if isinstance(value, bool | int) or (isinstance(value, str) and len(value) <= 40):
             parts.append(f"{key} {value}")
-        elif isinstance(value, list) and all(isinstance(item, int) for item in value):
+        elif isinstance(value, list) and value and all(isinstance(item, int) for item in value):
             parts.append(f"{key} {'x'.join(map(str, value))}")
         elif isinstance(value, list) and all(isinstance(item, str) for item in value):
             parts.append(f"{len(value)} {key}")

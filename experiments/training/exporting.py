@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ class Part(NamedTuple):
         name: of its files, without suffix.
         network: takes tensors and gives tensors.
         example: inputs to trace it by; no size that varies may be 1, which would be taken for fixed.
-        varying: for each input its dimensions of free size: number -> name.
+        varying: for each input its dimensions of free size: number -> name, or (name, greatest size).
         inputs: names of the inputs.
         outputs: names of the outputs.
         check: inputs of other sizes, for the comparison.
@@ -33,7 +34,7 @@ class Part(NamedTuple):
     name: str
     network: nn.Module
     example: tuple[Tensor, ...]
-    varying: tuple[dict[int, str], ...]
+    varying: tuple[dict[int, str | tuple[str, int]], ...]
     inputs: Sequence[str]
     outputs: Sequence[str]
     check: tuple[Tensor, ...]
@@ -75,10 +76,14 @@ def write_part(part: Part, folder: Path) -> dict[Path, float]:
     """Writes ``<name>.pt2`` and ``<name>.onnx``; returns how far each is from the network on ``part.check``."""
     import onnxruntime
 
-    sizes = {name: torch.export.Dim(name, min=1) for dims in part.varying for name in dims.values()}
-    shapes = tuple({dim: sizes[name] for dim, name in dims.items()} for dims in part.varying)
+    limits = {size: (size, None) if isinstance(size, str) else size for dims in part.varying for size in dims.values()}
+    sizes = {size: torch.export.Dim(name, min=1, max=most) for size, (name, most) in limits.items()}
+    shapes = tuple({dim: sizes[size] for dim, size in dims.items()} for dims in part.varying)
     network = part.network.eval()
-    program = torch.export.export(network, part.example, dynamic_shapes=shapes)
+    with warnings.catch_warnings():
+        # torch's recurrent layers hold their weights in a list as well; nothing is lost.
+        warnings.filterwarnings("ignore", message=r"The tensor attributes .*_flat_weights")
+        program = torch.export.export(network, part.example, dynamic_shapes=shapes)
     torch.export.save(program, folder / f"{part.name}.pt2")
     onnx = torch.onnx.export(
         program, dynamo=True, verbose=False, input_names=list(part.inputs), output_names=list(part.outputs)

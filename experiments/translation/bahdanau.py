@@ -90,6 +90,7 @@ class Bahdanau(nn.Module):
         if hidden_dim % num_heads:
             raise ValueError(f"--model.hidden_dim={hidden_dim} is no multiple of --model.num_heads={num_heads}")
         sites.choose({"cross": (attention, 1)}, option="attention")
+        self.max_len = max_len
         self.words = WordEmbedding(words, dim, tied=tied)
         self.reader = nn.GRU(dim, hidden_dim, batch_first=True)
         self.backward_reader = nn.GRU(dim, hidden_dim, batch_first=True)

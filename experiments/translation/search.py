@@ -11,7 +11,7 @@ from torch import Tensor
 
 from experiments.translation.bahdanau import Bahdanau
 from experiments.translation.beam import Hypothesis, beam_search
-from experiments.translation.tokens import BOS, EOS, PAD
+from experiments.translation.tokens import BOS, EOS, PAD, UNK
 from experiments.translation.transformer import Transformer
 
 
@@ -76,9 +76,12 @@ def search(
     """
     longest = decoding.longest((source != PAD).sum(1).tolist())
 
+    # No words: a network that was trained little may give them all the same.
+    never = torch.tensor([PAD, BOS, UNK], device=source.device)
+
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         logits, state = network(tokens[:, None], state=state)
-        return logits[:, -1], state
+        return logits[:, -1].index_fill(1, never, -torch.inf), state
 
     training = network.training
     network.eval()

@@ -129,6 +129,7 @@ class Transformer(nn.Module):
             },
             attention_at,
         )
+        self.max_len = max_len
         self.words = WordEmbedding(words, dim, tied=tied)
         self.encoder_position, self.decoder_position = (_added(position, dim, max_len) for _ in range(2))
         self.turns = position in ("rope", "rope_halves")
@@ -207,12 +208,8 @@ class Transformer(nn.Module):
             return self._step(target, state)
         assert source is not None
         context, mask, aux = self.encode(source)
-        places = torch.arange(target.shape[1], device=target.device)
-        x = self._embed(self.words.target(target), self.decoder_position, places)
-        for block in self.decoder:
-            # Padding on the right needs no mask of its own: it comes after all that is real, so causality hides it.
-            x, more = block(x, context, context_mask=mask, positions=places if self.turns else None)
-            aux = aux + more
+        x, more = self.decode(target, context, mask)
+        aux = aux + more
         if labels is None:
             return self.words.logits(self.decoder_norm(x)), aux
         keep = real(labels)
@@ -229,6 +226,17 @@ class Transformer(nn.Module):
             x, more = block(x, mask=mask, positions=places if self.turns else None)
             aux = aux + more
         return self.encoder_norm(x), mask, aux
+
+    def decode(self, target: Tensor, context: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+        """int64 [B, T] behind what ``encode`` gave -> the last block's output [B, T, E], before its norm, and aux."""
+        places = torch.arange(target.shape[1], device=target.device)
+        x = self._embed(self.words.target(target), self.decoder_position, places)
+        aux = x.new_zeros(())
+        for block in self.decoder:
+            # Padding on the right needs no mask of its own: it comes after all that is real, so causality hides it.
+            x, more = block(x, context, context_mask=mask, positions=places if self.turns else None)
+            aux = aux + more
+        return x, aux
 
     def start(self, source: Tensor, max_len: int) -> TransformerState:
         """The state before BOS: sources int64 [B, S], read, and room for ``max_len`` tokens of each target."""

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from experiments.training.exporting import Part
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
+from experiments.translation import exporting
 from experiments.translation.alignment import align, blind
 from experiments.translation.bahdanau import Bahdanau
 from experiments.translation.drawing import alignment_figure
@@ -197,6 +199,16 @@ class Translator(Experiment):
     def next_commands(self, checkpoint: str) -> list[str]:
         """Using the model that was trained."""
         return [f'make translate TEXT="..." CKPT={checkpoint}', f"make export CKPT={checkpoint}"]
+
+    def export_parts(self) -> list[Part]:
+        """Encoder and decoder."""
+        assert isinstance(self.network, Transformer | Bahdanau) and self.facts is not None
+        return exporting.parts(self.network, self.facts["source_size"])
+
+    def export_texts(self) -> dict[str, str]:
+        """Vocabularies, and how the parts go together."""
+        assert isinstance(self.network, Transformer | Bahdanau) and self.facts is not None
+        return exporting.texts(self.network, self.facts)
 
     def attention_pictures(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Soft alignments of the translations of three lines."""
