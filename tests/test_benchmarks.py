@@ -109,7 +109,9 @@ def test_a_bench_of_some_keeps_apart_what_was_measured_otherwise(tmp_path: Path)
     assert (tmp_path / "Local" / "speed.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("figure", ["speed", "mechanisms", "peers", "digits", "import", "numbers", "multi30k", "translation"])
+@pytest.mark.parametrize(
+    "figure", ["speed", "mechanisms", "peers", "digits", "import", "numbers", "multi30k", "translation"]
+)
 def test_what_a_figure_does_not_know_ends_it(figure: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(figure, ["--only=Locl"])

@@ -1,8 +1,8 @@
 """Dropout that draws its numbers faster than torch's on a CPU.
 
-y = x m / P(m = 1), m in {0, 1} for each number by itself. torch draws one float for each; here 16 bits of a draw decide,
-so one draw of 64 bits serves four numbers. The probability is rounded to a multiple of 2^-16, and the factor is that of
-the rounded one, so the mean of y is x exactly.
+y = x m / P(m = 1), m in {0, 1} for each number by itself. torch draws one float for each; here 16 bits of a draw
+decide, so one draw of 64 bits serves four numbers. The probability is rounded to a multiple of 2^-16, and the factor is
+that of the rounded one, so the mean of y is x exactly.
 """
 
 import torch

@@ -138,7 +138,7 @@ def _frame(model: Forecaster, table: Table, series_column: str | None, found: li
         columns: dict[str, Any] = {}
         if ahead.rows.name:
             columns[series_column or "series"] = ahead.rows.name
-        columns[table.time_column or "row"] = _written(ahead.index)
+        columns["row" if table.time_column is None else table.time_column or "time"] = _written(ahead.index)
         for number, name in enumerate(table.targets):
             columns[name] = ahead.point[:, number]
             if ahead.quantiles is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,9 @@ from experiments.forecasting.policies import Duplicates, Gaps, Missing, Policies
 log = logging.getLogger("experiments")
 
 TIME_NAMES = ("timestamp", "date", "time", "datetime", "ds", "month", "week", "day", "year")
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b")
+"""What a date looks like, where its column has another name and stands first."""
+
 VALUE = "value"
 """The name of the one target where each row is a series."""
 
@@ -31,8 +35,8 @@ class TableOptions:
     Args:
         targets: columns to be forecast, by name; null takes all columns but those of time and series.
         inputs: further columns that the model sees up to the start of the forecast; null takes all others.
-        time_column: the column of time stamps; null looks for one named timestamp, date, time and the like. "none":
-            rows are only counted.
+        time_column: the column of time stamps; null looks for one named timestamp, date, time and the like, or for
+            dates in the first column. "none": rows are only counted.
         series_column: the column that names the series, where several stand in one file (long form).
         series_in_rows: each row is a series: a name, then its values; the targets are then named "value".
         separator: between cells.
@@ -178,7 +182,9 @@ def _time_column(cells: Cells, options: TableOptions) -> str | None:
     frame = cells.frame
     typed = [name for name in frame if pd.api.types.is_datetime64_any_dtype(frame[name])]
     named = [name for name in frame if name.lower() in TIME_NAMES]
-    found = typed or named
+    # As pandas writes an index: without a name.
+    shaped = [name for name in frame.columns[:1] if _DATE.match(str(next(iter(frame[name].dropna()), "")).strip())]
+    found = typed or named or shaped
     if not found:
         log.warning(
             "%s has no column of time stamps by name (%s): its rows are counted. --data.table.time_column names it.",

@@ -304,6 +304,17 @@ def test_one_series_a_row(tmp_path: Path) -> None:
         read(inside, series_in_rows=True)
 
 
+@pytest.mark.parametrize("name", ["", "week_ending"])
+def test_dates_in_the_first_column_are_stamps_whatever_it_is_called(name: str, tmp_path: Path) -> None:
+    """pandas writes an index without a name."""
+    path = tmp_path / "index.csv"
+    path.write_text(f"{name},load\n2024-01-07,1.5\n2024-01-14,2.5\n2024-01-21,4\n")
+    table = read(path)
+    assert table.time_column == name
+    assert table.targets == ["load"]
+    assert str(table.rows[0].times[-1]).startswith("2024-01-21")
+
+
 def test_a_table_without_stamps_is_counted(tmp_path: Path, report: pytest.LogCaptureFixture) -> None:
     table = read(write(tmp_path, "1,2\n3,4\n5,6\n"), header=False)
     assert (table.step, table.targets, len(table.rows[0].values)) == (None, ["0", "1"], 3)
