@@ -40,11 +40,12 @@ class Call(NamedTuple):
 
 
 @contextmanager
-def record(model: nn.Module) -> Iterator[dict[str, list[Call]]]:
+def record(model: nn.Module, *, skip_unreadable: bool = False) -> Iterator[dict[str, list[Call]]]:
     """Keeps every call of every mechanism in ``model`` while the context is open. Costs nothing when closed.
 
     Args:
         model: any module that holds mechanisms, in evaluation mode.
+        skip_unreadable: leave steps out whose state keeps no keys, such as those of ``Linear``, instead of refusing.
 
     Yields:
         Site name -> its calls, in order. The name is the path of the module that holds the mechanism.
@@ -76,7 +77,7 @@ def record(model: nn.Module) -> Iterator[dict[str, list[Call]]]:
             sites[site] = []
             # Shadows the method on this one object for the time of the context, so nothing is paid when off.
             mechanism.__dict__["_attend"] = _listen(mechanism, sites[site])
-            for name in ("advance", "recall"):
+            for name in () if skip_unreadable else ("advance", "recall"):
                 mechanism.__dict__[name] = _must_be_heard(mechanism, name, sites[site])
         yield sites
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -40,10 +42,15 @@ def main(argv: list[str] | None = None) -> int:
         return _function(COMMANDS[command][0])(rest)
     except UsageError as error:
         return _fail(str(error), 2)
+    except BrokenPipeError:
+        # Who reads has enough. Python would complain once more when it closes what nobody reads.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (ValueError, OSError) as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
-        return _fail("stopped at once; the last checkpoint that was written stands", 130)
+        stands = "; the last checkpoint that was written stands" if command == "fit" else ""
+        return _fail(f"stopped at once{stands}", 130)
 
 
 def overview() -> str:

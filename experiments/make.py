@@ -23,7 +23,8 @@ TARGETS = {
 }
 """Target -> variable -> option."""
 
-REQUIRED = {"classify": "IMAGE", "forecast": "CSV"}
+REQUIRED = {"classify": ("IMAGE", "digit.png"), "forecast": ("CSV", "table.csv")}
+"""Target -> the variable it needs, and an example."""
 
 
 def words(target: str, environment: Mapping[str, str]) -> list[str]:
@@ -44,10 +45,10 @@ def main(target: str, environment: Mapping[str, str]) -> int:
         for name, text in presets().items():
             print(f"  {name:<24}{text}")
         return 0
-    required = REQUIRED.get(target)
+    required, example = REQUIRED.get(target, ("", ""))
     if required and not environment.get(required):
         print(
-            f"error: make {target} needs {required}=, for example: make {target} {required}=digit.png", file=sys.stderr
+            f"error: make {target} needs {required}=, for example: make {target} {required}={example}", file=sys.stderr
         )
         return 2
     if target == "train":

@@ -25,6 +25,7 @@ from experiments.training import saved, specs
 from experiments.training.console import speak
 from experiments.training.finding import newest_finished
 from experiments.training.options import call
+from experiments.training.writing import write_whole
 
 SHOWN_LOOKBACKS = 2
 """How much history the picture shows, in lookbacks."""
@@ -100,9 +101,12 @@ def _forecast(
     check_step(model, table)
     found = [look_ahead(model, table, rows, data.table.missing, start) for rows in table.rows]
     target = Path(out) if out else _beside(path) / f"{Path(csv).name.split('.')[0].replace(':', '-')}.csv"
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if Path(csv).exists() and any(
+        file.exists() and file.samefile(csv) for file in (target, target.with_suffix(".png"))
+    ):
+        raise ValueError(f"--out={out} is the table itself, which would be lost; give another file")
     written = _frame(model, table, data.table.series_column, found)
-    written.to_csv(target, index=False, float_format="%.7g")
+    write_whole(target, written.to_csv(index=False, float_format="%.7g", lineterminator="\n").encode())
     _draw(model, table, found, table.title).savefig(target.with_suffix(".png"), dpi=120)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"{csv}, by {path}")

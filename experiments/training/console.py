@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -77,16 +77,25 @@ def sites(model: Experiment, data: pl.LightningDataModule) -> list[str]:
     model.eval()
     try:
         # In the precision that will be trained in, for the kernel depends on it.
-        with model.trainer.precision_plugin.forward_context(), torch.no_grad(), record(model.network) as calls:
+        with (
+            model.trainer.precision_plugin.forward_context(),
+            torch.no_grad(),
+            record(model.network, skip_unreadable=True) as calls,
+        ):
             model.step(batch, "val")
     finally:
         model.train()
     found: dict[str, int] = {}
-    for name, (call, *_) in calls.items():
+    for name, heard in calls.items():
         # Layers are numbered: `blocks.3.attention` is the site `attention`.
         site = next((word for word in reversed(name.split(".")) if not word.isdigit()), name)
-        mechanism = call.mechanism
-        how = mechanism.explain(call.q, call.k, call.v, call.mask, call.bias)
+        if heard:
+            call = heard[0]
+            mechanism = call.mechanism
+            how = mechanism.explain(call.q, call.k, call.v, call.mask, call.bias)
+        else:
+            mechanism = cast(Mechanism, model.network.get_submodule(name).mechanism)
+            how = "step by step, on a state that keeps no keys"
         text = f"{site}: {type(mechanism).__name__}({mechanism.extra_repr()}), {how}"
         found[text] = found.get(text, 0) + 1
     return [f"{count} x {text}" for text, count in found.items()]

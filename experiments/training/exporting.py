@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnzoo import Mechanism
 from experiments.training.finding import newest_finished
 from experiments.training.module import Experiment
 from experiments.training.options import call
@@ -57,9 +58,12 @@ def _export(ckpt: str | None = None, out: str | None = None) -> int:
     """
     path = Path(ckpt) if ckpt else newest_finished(None)
     model = Experiment.from_checkpoint(path)
+    parts = model.export_parts()
+    if not parts:
+        raise ValueError(f"{path}: a {model.task} model has nothing to export; name another by --ckpt=PATH (CKPT=PATH)")
     folder = Path(out) if out else beside(path, "export")
     folder.mkdir(parents=True, exist_ok=True)
-    for part in model.export_parts():
+    for part in parts:
         for file, difference in write_part(part, folder).items():
             if not difference <= TOLERANCE:
                 raise ValueError(
@@ -83,7 +87,14 @@ def write_part(part: Part, folder: Path) -> dict[Path, float]:
     with warnings.catch_warnings():
         # torch's recurrent layers hold their weights in a list as well; nothing is lost.
         warnings.filterwarnings("ignore", message=r"The tensor attributes .*_flat_weights")
-        program = torch.export.export(network, part.example, dynamic_shapes=shapes)
+        try:
+            program = torch.export.export(network, part.example, dynamic_shapes=shapes)
+        except (RuntimeError, TypeError) as error:
+            names = sorted({type(x).__name__ for x in network.modules() if isinstance(x, Mechanism)})
+            raise ValueError(
+                f"The {part.name} with {', '.join(names)} cannot be exported for sizes that vary: "
+                f"{str(error).strip().splitlines()[0]}\nA model with Softmax and rotary or no positions can."
+            ) from error
     torch.export.save(program, folder / f"{part.name}.pt2")
     onnx = torch.onnx.export(
         program, dynamo=True, verbose=False, input_names=list(part.inputs), output_names=list(part.outputs)

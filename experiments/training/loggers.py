@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from experiments.training.checkpoints import write_whole
+from experiments.training.writing import write_whole
 
 
 class CsvRows(Logger):

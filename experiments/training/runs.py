@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.training.checkpoints import write_whole
+from experiments.training.writing import write_whole
 
 _NUMBER = re.compile(r"(\d+)-")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import pydoc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -102,6 +103,12 @@ def origin(checkpoint: Any, name: str = "This checkpoint") -> dict[str, Any]:
 def rebuild_model(base: type[E], checkpoint: dict[str, Any]) -> E:
     """The model of a checkpoint with its (averaged) weights."""
     entry = origin(checkpoint)
+    found = pydoc.locate(entry["class_path"])
+    if isinstance(found, type) and not issubclass(found, base):
+        task = getattr(found, "task", "another")
+        raise ValueError(
+            f"This is a checkpoint of a {task} model, {found.__name__}; one of {base.__name__} was expected."
+        )
     model = specs.rebuild(base, entry)
     model.facts = entry["facts"]
     model.configure_model()

@@ -47,12 +47,16 @@ def cross_sites(network: nn.Module) -> list[str]:
 def blind(model: Translator) -> str | None:
     """Why there is no alignment, or None where there is one."""
     assert model.network is not None
-    names = {
-        type(module).__name__
-        for name in cross_sites(model.network)
-        if not (module := model.network.get_submodule(name).mechanism).traits.linear_in_v
-    }
-    return f"{', '.join(sorted(names))} applies no matrix to the values, so there is no alignment" if names else None
+    for site in cross_sites(model.network):
+        attention = model.network.get_submodule(site)
+        assert isinstance(attention, MultiheadAttention)
+        name = type(attention.mechanism).__name__
+        if not attention.mechanism.traits.linear_in_v:
+            return f"{name} applies no matrix to the values, so there is no alignment"
+        context = attention.v_proj.weight.new_zeros(1, 2, attention.v_proj.in_features)
+        if site == "attention" and not hasattr(attention.memory(context), "k"):
+            return f"the memory of {name} keeps no keys that could be aligned with"
+    return None
 
 
 def align(model: Translator, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[Alignment]:

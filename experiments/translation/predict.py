@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +19,7 @@ from experiments.training.finding import newest_finished
 from experiments.training.options import call
 from experiments.translation.alignment import align, blind
 from experiments.translation.drawing import alignment_figure
+from experiments.translation.filtering import blocks_of
 from experiments.translation.search import Translation
 from experiments.translation.text import read_lines
 from experiments.translation.tokens import UNK
@@ -41,7 +42,7 @@ def translate(argv: list[str]) -> int:
 
 
 def _translate(
-    text: str | None = None,
+    text: str = "",
     input: str | None = None,
     output: str | None = None,
     ckpt: str | None = None,
@@ -53,7 +54,8 @@ def _translate(
     """Translate a line, a file, or standard input: one line in, one line out, empty lines kept.
 
     Args:
-        text: one line to translate. Without text and input, lines come from standard input.
+        text: one line to translate. Without text and input, lines come from standard input, and are answered as they
+            come.
         input: file of lines, plain or .gz.
         output: file to write; standard output if null. It appears when it is complete.
         ckpt: checkpoint; the best one of the newest finished translation run if null.
@@ -64,9 +66,9 @@ def _translate(
             as .json.
         encoding: of the input.
     """
-    if text is not None and input is not None:
+    if text and input is not None:
         raise ValueError("--text and --input were both given; give one of them")
-    if alignment is not None and Path(alignment).suffix not in (*PICTURES, ".json"):
+    if alignment is not None and Path(alignment).suffix.lower() not in (*PICTURES, ".json"):
         raise ValueError(f"--alignment={alignment}: it is written as one of {', '.join((*PICTURES, '.json'))}")
     speak(Console(stderr=True, highlight=False))
     path = Path(ckpt) if ckpt else newest_finished("translation")
@@ -74,13 +76,17 @@ def _translate(
     if alignment is not None and (why := blind(model)):
         raise ValueError(f"--alignment={alignment}: {why}")
     _check_width(model, beam, n_best)
-    lines = _lines(text, input, encoding)
+    blocks = _blocks(text, input, encoding)
     pairs: list[tuple[str, Translation]] = []
-    with _target(output) as file:
-        for number, line, found in _translated(model, lines, beam, n_best, path):
+    # So that a file that is half written is taken away; without this the process would just be gone.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with _target(output, input) as file:
+        for number, line, found in _translated(model, blocks, beam, n_best, path):
             for one in found or [Translation("", [], 0.0, True)]:
                 shown = one.text if n_best == 1 else f"{number}\t{one.score:.4f}\t{one.text}"
                 file.write(shown.encode() + b"\n")
+            if output is None:
+                file.flush()
             if alignment is not None and found:
                 pairs.append((line, found[0]))
             if found and not found[0].finished:
@@ -96,40 +102,29 @@ def _check_width(model: Translator, beam: int | None, n_best: int) -> None:
         raise ValueError(f"--n_best={n_best} of --beam={width}: give n_best from 1 to beam, and a beam of at least 1")
 
 
-def _lines(text: str | None, file: str | None, encoding: str) -> Iterable[str]:
-    if text is not None:
-        return [" ".join(text.split("\n"))]
+def _blocks(text: str, file: str | None, encoding: str) -> Iterable[list[str]]:
+    if text:
+        return [[" ".join(text.split("\n"))]]
     if file is not None:
-        return read_lines(Path(file), encoding=encoding, option="--encoding")
+        if not Path(file).is_file():
+            raise ValueError(f"--input={file}: there is no such file; give a file of lines, plain or .gz")
+        lines = read_lines(Path(file), encoding=encoding, option="--encoding")
+        return [lines[first : first + BLOCK] for first in range(0, len(lines), BLOCK)]
+    if sys.stdin is None:
+        raise ValueError("there is no standard input; give --text or --input")
     if sys.stdin.isatty():
         Console(stderr=True).print("translating lines from the keyboard; end with Ctrl-D (--help says what else)")
-    return _typed(sys.stdin.buffer, encoding)
-
-
-def _typed(stream: BinaryIO, encoding: str) -> Iterator[str]:
-    """Lines as they come."""
-    for number, line in enumerate(stream, 1):
-        try:
-            yield line.decode(encoding).rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"standard input, line {number}: byte 0x{line[error.start]:02X} is not {encoding}; give --encoding"
-            ) from error
+    return blocks_of(sys.stdin.buffer, encoding, BLOCK)
 
 
 def _translated(
-    model: Translator, lines: Iterable[str], beam: int | None, n_best: int, path: Path
+    model: Translator, blocks: Iterable[list[str]], beam: int | None, n_best: int, path: Path
 ) -> Iterator[tuple[int, str, list[Translation]]]:
     """Number, line and translations of each line, in order."""
-    # Someone who types waits for each line.
-    size = 1 if lines is not None and not isinstance(lines, list) and sys.stdin.isatty() else BLOCK
-    total = len(lines) if isinstance(lines, list) else None
-    remaining, first, unknown, tokens = iter(lines), 1, 0, 0
+    first, unknown, tokens = 1, 0, 0
     bar = Console(stderr=True)
-    steps = None if total is None else -(-total // size)
-    blocks: Iterable[list[str]] = iter(lambda: list(islice(remaining, size)), [])
-    if steps is not None and steps > 1 and bar.is_terminal:
-        blocks = track(blocks, f"translating by {path}", total=steps, console=bar, transient=True)
+    if isinstance(blocks, list) and len(blocks) > 1 and bar.is_terminal:
+        blocks = track(blocks, f"translating by {path}", console=bar, transient=True)
     for block in blocks:
         found = model.translate(block, beam=beam, n_best=n_best, first_line=first)
         rows = model.source_vocabulary.encode(block)
@@ -140,8 +135,18 @@ def _translated(
         log.warning("%d of %d tokens (%.1f %%) are unknown to the model.", unknown, tokens, 100 * unknown / tokens)
 
 
-def _target(output: str | None) -> AbstractContextManager[BinaryIO]:
-    return nullcontext(sys.stdout.buffer) if output is None else _Whole(Path(output))
+def _target(output: str | None, source: str | None) -> AbstractContextManager[BinaryIO]:
+    if output is None:
+        if sys.stdout is None:
+            raise ValueError("there is no standard output; give --output")
+        return nullcontext(sys.stdout.buffer)
+    path = Path(output).resolve()  # where a link leads to
+    if not output or path.is_dir():
+        raise ValueError(f"--output={output}: this is a folder; give a file")
+    if source is not None and path.exists() and path.samefile(source):
+        raise ValueError(f"--output={output} is the input itself, which would be lost; give another file")
+    # A device or a pipe is written to, and not put another file in the place of.
+    return path.open("wb") if path.exists() and not path.is_file() else _Whole(path)
 
 
 class _Whole(AbstractContextManager[BinaryIO]):
@@ -166,7 +171,7 @@ class _Whole(AbstractContextManager[BinaryIO]):
 def _write_alignment(model: Translator, pairs: list[tuple[str, Translation]], path: Path) -> None:
     if not pairs:
         raise ValueError(f"--alignment={path}: there was no line to align")
-    picture = path.suffix in PICTURES
+    picture = path.suffix.lower() in PICTURES
     shown = pairs[:PANELS] if picture else pairs
     sources = model.coded([line for line, _ in shown])
     found = align(model, sources, [translation.tokens for _, translation in shown])

@@ -81,7 +81,7 @@ def search(
 
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         logits, state = network(tokens[:, None], state=state)
-        return logits[:, -1].index_fill(1, never, -torch.inf), state
+        return logits[:, -1].float().index_fill(1, never, -torch.inf), state
 
     training = network.training
     network.eval()

@@ -159,11 +159,12 @@ def read_table(
         ValueError: a column that is not there, a line with too few cells, and what `lines_of` refuses.
     """
     rows = [line.split("\t") for line in read_lines(path, encoding)]
-    headed = bool(rows) and set(languages) <= set(rows[0])
+    headed = bool(rows) and bool(set(languages) & set(rows[0]))
     names = rows[0] if headed else columns
     if names is not None and not set(languages) <= set(names):
         raise ValueError(
-            f"--data.columns names {', '.join(names)}; expected {languages[0]} and {languages[1]} among them. "
+            f"{f'{path}, line 1,' if headed else '--data.columns'} names {', '.join(names)}; expected "
+            f"{languages[0]} and {languages[1]} among them. "
             "--data.source_language and --data.target_language say which two are wanted."
         )
     left, right = (0, 1) if names is None else (list(names).index(language) for language in languages)

@@ -6,22 +6,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from quick_forecaster import QUICK
 
 from experiments.__main__ import main
 
 CASES = Path(__file__).parent.parent / "cases" / "forecasting"
 
-QUICK = [
-    "--run.wandb=false",
-    "--trainer.accelerator=cpu",
-    "--data.lookback=24",
-    "--data.horizon=6",
-    "--model.dim=8",
-    "--model.num_heads=2",
-    "--model.depth=1",
-    "--model.patch_size=6",
-    "--model.optim.warmup_steps=1",
-]
 """A preset made small; a table and --run.root are to be added."""
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import QUICK
 from PIL import Image
+from quick_forecaster import QUICK
 
 from experiments.__main__ import main
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import QUICK
+from quick_forecaster import QUICK
 
 import experiments
 from experiments.__main__ import main

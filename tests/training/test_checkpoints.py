@@ -18,10 +18,11 @@ from training_toys import Toy, ToyData, trainer
 
 from attnzoo import Local
 from experiments.training import saved
-from experiments.training.checkpoints import BestAndLast, remove_leftovers, write_whole
+from experiments.training.checkpoints import BestAndLast
 from experiments.training.ema import Ema, EmaWeights
 from experiments.training.module import Experiment
 from experiments.training.optim import Optim
+from experiments.training.writing import remove_leftovers, write_whole
 
 SAVER = """
 import sys, torch
