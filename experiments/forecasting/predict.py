@@ -95,21 +95,24 @@ def _forecast(
         "gaps": gaps, "duplicates": duplicates,
     }  # fmt: skip
     path = Path(ckpt) if ckpt else newest_finished("forecasting")
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    # First, for the newest run may not be the one that was meant, and what follows may not fit it.
+    console.print(f"{csv}, by {path}")
     model = Forecaster.from_checkpoint(path)
     data = _data(model, path, csv, {name: value for name, value in given.items() if value is not None})
     table = data.read()
     check_step(model, table)
     found = [look_ahead(model, table, rows, data.table.missing, start) for rows in table.rows]
-    target = Path(out) if out else _beside(path) / f"{Path(csv).name.split('.')[0].replace(':', '-')}.csv"
+    target = Path(out) if out else _beside(path) / f"{Path(csv.removesuffix('.gz')).stem.replace(':', '-')}.csv"
     if Path(csv).exists() and any(
         file.exists() and file.samefile(csv) for file in (target, target.with_suffix(".png"))
     ):
         raise ValueError(f"--out={out} is the table itself, which would be lost; give another file")
     written = _frame(model, table, data.table.series_column, found)
+    if not np.isfinite(written.select_dtypes("number").to_numpy()).all():
+        raise ValueError(f"{csv}: the forecast is not finite; are there numbers in the table that are far too large?")
     write_whole(target, written.to_csv(index=False, float_format="%.7g", lineterminator="\n").encode())
     _draw(model, table, found, table.title).savefig(target.with_suffix(".png"), dpi=120)
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"{csv}, by {path}")
     console.print(written.head(3).to_string(index=False), f"... {len(written)} rows", sep="\n")
     console.print(f"forecast: {target}\npicture: {target.with_suffix('.png')}")
     if backtest:

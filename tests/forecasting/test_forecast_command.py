@@ -37,6 +37,16 @@ def test_a_forecast_has_stamps_quantiles_and_a_picture(checkpoint: Path, cases: 
         assert picture.size[0] > 500
 
 
+def test_the_table_is_never_written_over(
+    checkpoint: Path, cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "mine.csv"
+    content = (cases / "base_hourly.csv").read_bytes()
+    table.write_bytes(content)
+    assert "would be lost" in refused(table, checkpoint, capsys, f"--out={table}")
+    assert table.read_bytes() == content
+
+
 def test_the_forecast_is_near_to_what_came(checkpoint: Path, cases: Path, tmp_path: Path) -> None:
     found = forecast(cases / "base_hourly.csv", checkpoint, tmp_path / "past.csv", "--start=2024-01-10 12:00")
     came = pd.read_csv(cases / "base_hourly.csv").set_index("timestamp").loc[found["timestamp"], "load"]

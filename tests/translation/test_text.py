@@ -140,3 +140,11 @@ def test_tables_that_do_not_fit_are_refused_by_line(table: Path) -> None:
     table.write_text("one two\n")
     with pytest.raises(ValueError, match=r"t\.tsv, line 1 has 1 column\(s\), 'one two'; expected 2 or more"):
         read_table(table, ("en", "de"))
+
+
+def test_a_header_without_one_of_the_languages_is_no_pair(tmp_path: Path) -> None:
+    """Else the columns that stand first would be trained on, whatever they hold."""
+    path = tmp_path / "train.tsv"
+    path.write_text("id\ten\tde\n1\tone\teins\n")
+    with pytest.raises(ValueError, match=r"line 1, names id, en, de; expected fr and de"):
+        read_table(path, ("fr", "de"))

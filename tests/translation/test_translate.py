@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -221,3 +224,54 @@ def test_a_blind_mechanism_has_no_alignment(
     monkeypatch.setattr(translator, "blind", lambda model: "Blind applies no matrix to the values")
     assert fit("translator", cases, tmp_path, *NETWORKS["translator"]) == 0
     assert "No alignment picture: Blind applies" in capsys.readouterr().out
+
+
+def test_an_output_never_replaces_what_is_no_plain_file(checkpoint: Path, cases: Path, tmp_path: Path) -> None:
+    """A link is followed; a pipe is written to; the input itself is refused."""
+    real, link, pipe = tmp_path / "real.txt", tmp_path / "link.txt", tmp_path / "pipe"
+    real.write_text("before\n")
+    link.symlink_to(real)
+    assert run(checkpoint, "--text=the red house .", f"--output={link}") == 0
+    assert link.is_symlink()
+    assert real.read_text() != "before\n"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert run(checkpoint, "--text=the red house .", f"--output={pipe}") == 0
+    assert os.read(reader, 1000) == real.read_bytes()
+    os.close(reader)
+    assert pipe.is_fifo()
+    source = tmp_path / "source.txt"
+    shutil.copy(cases / "clean.src", source)
+    assert run(checkpoint, f"--input={source}", f"--output={source}") == 1
+    assert source.read_bytes() == (cases / "clean.src").read_bytes()
+
+
+def test_a_word_that_a_parser_takes_for_something_else_is_text(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("null", "true", "5", "[house]"):
+        assert run(checkpoint, f"--text={word}") == 0
+        assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_reader_that_has_enough_is_no_error(checkpoint: Path, cases: Path) -> None:
+    words = [sys.executable, "-m", "experiments", "translate", f"--ckpt={checkpoint}", "--beam=1"]
+    with (cases / "clean.src").open("rb") as lines:
+        writer = subprocess.Popen(words, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None and writer.stderr is not None
+    writer.stdout.close()
+    said = writer.stderr.read().decode()
+    writer.stderr.close()
+    assert writer.wait() == 128 + signal.SIGPIPE
+    assert "rror" not in said
+
+
+@pytest.mark.parametrize("attention", ["Linear", "Linformer"])
+def test_bahdanau_trains_over_a_memory_that_keeps_no_keys(
+    attention: str, cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*NETWORKS["translator-bahdanau"], f"--model.attention={attention}"]
+    assert fit("translator-bahdanau", cases, tmp_path, *options) == 0
+    said = capsys.readouterr().out
+    assert "on a state that keeps no keys" in said
+    assert f"the memory of {attention} keeps no keys" in said
