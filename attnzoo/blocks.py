@@ -5,13 +5,14 @@ caller adds up those of all blocks. Nothing is left on attributes for someone el
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from attnzoo.catalogue import Factory
 from attnzoo.kernels.dropout import Dropout
 from attnzoo.mask import Mask, as_mask, hide
+from attnzoo.mechanism import Mechanism
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.multihead import MultiheadAttention
 from attnzoo.state import State
@@ -19,6 +20,26 @@ from attnzoo.state import State
 FeedForwardFactory = Callable[[int, int | None, float], nn.Module]
 """Called with dim, hidden_dim and dropout; makes a module that takes x [B, T, E] and a ``Mask``, or None, and returns
 [B, T, E] and aux: ``FeedForward``, ``MixtureOfExperts`` or ``functools.partial(MixtureOfExperts, num_experts=8)``."""
+
+
+class Shell(Protocol):
+    """What a block asks of the self-attention in it: ``MultiheadAttention``, ``MultiheadLatentAttention``."""
+
+    mechanism: Mechanism
+
+    def __call__(self, x: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
+        """[B, T, E] -> [B, T, E]."""
+
+    def init_state(self, batch_size: int, max_len: int) -> Any:
+        """An empty state."""
+
+    def step(self, x: Tensor, state: Any, *, mask: Mask | None = None) -> tuple[Tensor, Any]:
+        """t new tokens [B, t, E] -> [B, t, E] and the next state."""
+
+
+ShellFactory = Callable[..., Shell]
+"""Called with dim, num_heads, a mechanism and the keywords of the site: ``MultiheadAttention``, or a partial such as
+``functools.partial(MultiheadLatentAttention, kv_rank=64)``."""
 
 
 class FeedForward(nn.Module):
@@ -80,7 +101,8 @@ class EncoderBlock(_Residual):
         hidden_dim: width of the feed-forward; 4 E if None.
         dropout: of both branches. Dropout of the attention weights is the mechanism's own.
         norm_first: normalise what goes into a branch (pre-norm) rather than the sum (post-norm, the paper).
-        site: further keywords of ``MultiheadAttention``: position, num_kv_heads, and facts of the site.
+        shell: a factory of the projections around the mechanism.
+        site: further keywords of the shell: position, num_kv_heads, and facts of the site.
 
     Example:
         >>> import torch
@@ -99,11 +121,12 @@ class EncoderBlock(_Residual):
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
+        shell: ShellFactory = MultiheadAttention,
         **site: Any,
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
-        self.attention = MultiheadAttention(dim, num_heads, mechanism, **site)
+        self.attention = shell(dim, num_heads, mechanism, **site)
         self.feed_forward = feed_forward(dim, hidden_dim, dropout)
         self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.dropout = Dropout(dropout)
@@ -136,7 +159,8 @@ class DecoderBlock(_Residual):
         hidden_dim: width of the feed-forward; 4 E if None.
         dropout: of each branch.
         norm_first: pre-norm rather than post-norm.
-        site: further keywords of the self-attention: position, num_kv_heads, and facts of the site.
+        shell: a factory of the projections around the self-attention's mechanism, see ``EncoderBlock``.
+        site: further keywords of that shell: position, num_kv_heads, and facts of the site.
 
     Raises:
         ValueError: for a ``mechanism`` that cannot be causal, or a ``cross_mechanism`` that cannot cross.
@@ -164,11 +188,12 @@ class DecoderBlock(_Residual):
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
+        shell: ShellFactory = MultiheadAttention,
         **site: Any,
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
-        self.attention = MultiheadAttention(dim, num_heads, mechanism, causal=True, **site)
+        self.attention = shell(dim, num_heads, mechanism, causal=True, **site)
         self.cross_attention = MultiheadAttention(
             dim, num_heads, cross_mechanism, context_dim=context_dim, layer=site.get("layer")
         )
@@ -210,7 +235,7 @@ class DecoderBlock(_Residual):
         return self.feed(x, mask)[0], DecoderState(past, memory)
 
 
-def _with_penalties(aux: Tensor, *attentions: MultiheadAttention) -> Tensor:
+def _with_penalties(aux: Tensor, *attentions: Shell) -> Tensor:
     for attention in attentions:
         penalty = attention.mechanism.penalty()
         if penalty is not None:

@@ -31,7 +31,7 @@ from attnzoo.mask import Mask, as_mask, hide, site_mask
 from attnzoo.mechanism import Mechanism
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.positions import Rotary
-from attnzoo.state import KVState
+from attnzoo.state import KVState, real_tokens
 
 
 class MultiheadLatentAttention(nn.Module):
@@ -186,7 +186,7 @@ class MultiheadLatentAttention(nn.Module):
             raise ValueError(f"MultiheadLatentAttention cannot decode: {_no_steps(self.mechanism)}")
         room = self.kv_down.weight.new_zeros(batch_size, 1, max_len, self.rope_dim + self.kv_rank)
         rope_key, latent = room.detach().split([self.rope_dim, self.kv_rank], dim=-1)
-        return KVState(rope_key.contiguous(), latent.contiguous(), None, 0)
+        return KVState(rope_key.contiguous(), latent.contiguous(), None, real_tokens(room[:, :, :0], None), 0)
 
     def step(
         self, x: Tensor, state: KVState, *, mask: Mask | None = None, bias: Bias | None = None
@@ -216,11 +216,11 @@ class MultiheadLatentAttention(nn.Module):
         latent, rope_key = self._kept(x, positions)
         tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (nope, latent, rope_key, state.k, state.v))
         state = state.append(rope_key, latent[:, None], mask.key_keep, copy=tracked)
-        rope_keys, latents = state.filled
+        rope_keys, latents = state.filled()
         q = torch.cat([nope @ self.k_up.weight.unflatten(0, (self.num_heads, -1)), rope], dim=-1)
         # The mechanism divides by the root of this width; the scores are those of the other one.
         q = q * ((self.kv_rank + self.rope_dim) / (self.nope_dim + self.rope_dim)) ** 0.5
-        mask = Mask(causal=True, key_keep=state.kept, pair_keep=mask.pair_keep)
+        mask = Mask(causal=True, key_keep=state.kept(), pair_keep=mask.pair_keep)
         heads = self.absorbed(q, torch.cat([latents, rope_keys], dim=-1), latents, mask, bias)
         heads = heads @ self.v_up.weight.unflatten(0, (self.num_heads, -1)).mT
         return self.merge(heads), state

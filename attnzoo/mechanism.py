@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnzoo.bias import Bias, check_bias
 from attnzoo.mask import Mask, as_mask, hide_keys
-from attnzoo.state import KVState, State
+from attnzoo.state import KVState, State, real_tokens
 from attnzoo.traits import Traits
 
 
@@ -205,11 +205,11 @@ class Mechanism(nn.Module):
         """An empty state with room for ``max_len`` tokens, of the kinds and widths of keys and v [B, G, 0, ...]."""
         (batch, groups, _, width), value_dim = keys.shape, v.shape[3]
         room = keys.new_zeros(batch, groups, max_len, width)
-        return KVState(room, v.new_zeros(batch, v.shape[1], max_len, value_dim), None, 0)
+        return KVState(room, v.new_zeros(batch, v.shape[1], max_len, value_dim), None, real_tokens(keys, None), 0)
 
     def remember(self, keys: Tensor, v: Tensor, key_keep: Tensor | None) -> State:
         """The state that ``memory`` gives, from prepared keys and values with hidden rows at 0."""
-        return KVState(keys, v, key_keep, keys.shape[2], fixed=True)
+        return KVState(keys, v, key_keep, real_tokens(keys, key_keep), keys.shape[2], fixed=True)
 
     def advance(
         self, q: Tensor, keys: Tensor, v: Tensor, state: Any, mask: Mask, bias: Bias | None
@@ -217,14 +217,14 @@ class Mechanism(nn.Module):
         """``step`` with new keys: prepared, checked, hidden rows at 0; ``mask`` and ``bias`` as there."""
         tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (q, keys, v, state.k, state.v))
         state = state.append(keys, v, mask.key_keep, copy=tracked)
-        mask = Mask(causal=True, key_keep=state.kept, pair_keep=mask.pair_keep)
-        keys, v = state.filled
+        mask = Mask(causal=True, key_keep=state.kept(), pair_keep=mask.pair_keep)
+        keys, v = state.filled()
         return self._attend(q, keys, v, mask, bias), state
 
     def recall(self, q: Tensor, state: Any, mask: Mask, bias: Bias | None) -> Tensor:
         """``step`` on a memory."""
-        keys, v = state.filled
-        return self._attend(q, keys, v, Mask(key_keep=state.kept, pair_keep=mask.pair_keep), bias)
+        keys, v = state.filled()
+        return self._attend(q, keys, v, Mask(key_keep=state.kept(), pair_keep=mask.pair_keep), bias)
 
     def _attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
         # The one place that every call passes, whole or by steps: record() listens here.
@@ -250,6 +250,8 @@ class Mechanism(nn.Module):
                 f"{name} takes q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv]; "
                 f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
             )
+        if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
+            raise ValueError(f"{name} takes floating-point q, k and v; got {q.dtype}, {k.dtype}, {v.dtype}")
         batch, heads, queries, width = q.shape
         groups, keys = v.shape[1:3]
         self._check_queries(q)

@@ -35,6 +35,7 @@ so small that an expert sees a handful of tokens a step.
 import torch
 from torch import Tensor, nn
 
+from attnzoo.kernels.precision import full_precision
 from attnzoo.mask import Mask, as_mask, hide
 
 BLOCKS = 2
@@ -145,7 +146,7 @@ class MixtureOfExperts(nn.Module):
     def _scores(self, tokens: Tensor) -> Tensor:
         # Rounded to half precision, near experts would trade places and the exponentials be far off.
         dtype = torch.promote_types(tokens.dtype, torch.float32)
-        with torch.autocast(tokens.device.type, enabled=False):
+        with full_precision(tokens):
             return nn.functional.linear(tokens.to(dtype), self.router.weight.to(dtype))
 
     def _aux(self, scores: Tensor, chances: Tensor, counts: Tensor, real: Tensor) -> Tensor:

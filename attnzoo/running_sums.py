@@ -5,15 +5,16 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head wi
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn.functional import dropout
 
 from attnzoo.bias import Bias
-from attnzoo.kernels import prefix
+from attnzoo.kernels import streamed
+from attnzoo.kernels.precision import full_precision
+from attnzoo.kernels.prefix import CHUNK, Sums
 from attnzoo.mask import Mask, as_mask, hide_keys
 from attnzoo.mechanism import Mechanism
-from attnzoo.state import State, check_new, check_room
+from attnzoo.state import State, check_new, check_room, real_tokens
 from attnzoo.traits import Traits
 
 
@@ -30,7 +31,7 @@ class SumState(NamedTuple):
         fixed: whether this is a memory, whose keys all came at once.
     """
 
-    sums: prefix.Sums
+    sums: Sums
     length: Tensor
     used: int
     max_len: int
@@ -40,8 +41,8 @@ class SumState(NamedTuple):
 class FeatureAttention(Mechanism):
     """Normalised linear attention with positive features: o_i = sum_j (phi(q_i) . phi(k_j)) v_j / sum_j (the same).
 
-    A subclass gives the logarithms of its features, in float32 at least: of the keys by ``prepare_keys``, of the
-    queries by ``query_features``. What all features of a query have in common cancels and may be left out.
+    A subclass gives the logarithms of its features, in float32 at least. What all features of a query have in common
+    cancels and may be left out.
     """
 
     traits = Traits(pair_keep=False, bias=False, exact=False, linear_memory=True, complexity="T D Dv")
@@ -55,68 +56,63 @@ class FeatureAttention(Mechanism):
         """[B, H, T, D] -> the logarithms of the features [B, H, T, R]."""
         raise NotImplementedError(f"{type(self).__name__} must define query_features()")
 
+    def key_features(self, k: Tensor) -> Tensor:
+        """[B, G, S, D] -> the logarithms of the features [B, G, S, R]."""
+        raise NotImplementedError(f"{type(self).__name__} must define key_features()")
+
     def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
-        rows, keys = self.query_features(q), _hide_features(keys, mask.key_keep)
-        with _unrounded(q):
+        with full_precision(q):
             if mask.causal:
-                return self._finish(prefix.causal(rows, keys, v), q)
-            return self._finish(prefix.read(rows, prefix.collect(keys, v, prefix.no_sums(keys, v))), q)
+                return self._finish(streamed.causal(self._maps, q, keys, v, mask.key_keep), q)
+            return self._finish(streamed.read(self._maps, q, self._collect(keys, v, mask.key_keep)), q)
 
     def explain(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, bias: Bias | None = None) -> str:
         """Says how the keys are summed."""
         mask = as_mask(mask)
         if not mask.causal:
             return "plain torch operations: one sum over all keys"
-        keys = _hide_features(self.prepare_keys(hide_keys(k, mask.key_keep)), mask.key_keep)
-        if prefix.near(keys):
-            how = f"features as they are, since no logarithm is beyond {prefix.NEAR:g}"
+        if k.device.type == "cpu" and streamed.near(self.key_features(hide_keys(k, mask.key_keep))):
+            how = f"features as they are, since no logarithm is beyond {streamed.NEAR:g}"
         else:
             how = "features under running maxima"
-        return f"plain torch operations: running sums of the keys, one every {prefix.CHUNK} places, {how}"
+        return f"plain torch operations: running sums of the keys, one every {CHUNK} places, {how}"
 
     def start(self, keys: Tensor, v: Tensor, max_len: int) -> State:
-        return SumState(prefix.no_sums(keys, v), _tokens(keys, None), 0, max_len)
+        return SumState(streamed.no_sums(self._maps, keys, v), real_tokens(keys, None), 0, max_len)
 
     def remember(self, keys: Tensor, v: Tensor, key_keep: Tensor | None) -> State:
-        with _unrounded(keys):
-            sums = prefix.collect(_hide_features(keys, key_keep), v, prefix.no_sums(keys, v))
-        return SumState(sums, _tokens(keys, key_keep), keys.shape[2], keys.shape[2], fixed=True)
+        with full_precision(keys):
+            sums = self._collect(keys, v, key_keep)
+        return SumState(sums, real_tokens(keys, key_keep), keys.shape[2], keys.shape[2], fixed=True)
 
     def advance(
         self, q: Tensor, keys: Tensor, v: Tensor, state: Any, mask: Mask, bias: Bias | None
     ) -> tuple[Tensor, State]:
         (batch, groups, features), width = state.sums.peak.shape, state.sums.total.shape[3] - 1
-        check_new(keys, v, (batch, groups, state.used, features), (batch, groups, state.used, width))
+        none = self.key_features(keys[:, :, :0])
+        check_new(none, v, (batch, groups, state.used, features), (batch, groups, state.used, width))
         check_room(state.used, keys.shape[2], state.max_len)
-        rows, keys = self.query_features(q), _hide_features(keys, mask.key_keep)
         # A mechanism without parameters cannot tell an empty state that it will be used in float64.
-        before = prefix.Sums(*(x.to(keys.dtype) for x in state.sums))
-        with _unrounded(q):
-            out, sums = prefix.scan(rows, keys, v, before), prefix.collect(keys, v, before)
-        length = state.length + _tokens(keys, mask.key_keep)
+        before = Sums(*(x.to(none.dtype) for x in state.sums))
+        with full_precision(q):
+            out, sums = streamed.scan(self._maps, q, keys, v, mask.key_keep, before)
+        length = state.length + real_tokens(keys, mask.key_keep)
         return self._finish(out, q), SumState(sums, length, state.used + keys.shape[2], state.max_len)
 
     def recall(self, q: Tensor, state: Any, mask: Mask, bias: Bias | None) -> Tensor:
-        with _unrounded(q):
-            return self._finish(prefix.read(self.query_features(q), state.sums), q)
+        with full_precision(q):
+            return self._finish(streamed.read(self._maps, q, state.sums), q)
+
+    @property
+    def _maps(self) -> streamed.Maps:
+        assert next(self.parameters(), None) is None, (
+            "features are made outside of autograd: no parameter gets a gradient"
+        )
+        return streamed.Maps(self.query_features, self.key_features, tuple(self.buffers()))
+
+    def _collect(self, k: Tensor, v: Tensor, key_keep: Tensor | None) -> Sums:
+        return streamed.collect(self._maps, k, v, key_keep, streamed.no_sums(self._maps, k, v))
 
     def _finish(self, out: Tensor, q: Tensor) -> Tensor:
         # There are no weights that could be dropped.
         return dropout(out, self.dropout, self.training).to(q.dtype)
-
-
-def _unrounded(x: Tensor) -> torch.autocast:
-    """Keeps autocast away: sums over thousands of keys leave the range and the precision of half a float."""
-    return torch.autocast(x.device.type, enabled=False)
-
-
-def _hide_features(log_k: Tensor, key_keep: Tensor | None) -> Tensor:
-    # All features of a hidden key are 0. Those of a key of zeros, which is what comes here, would not be.
-    return log_k if key_keep is None else log_k.masked_fill(~key_keep[:, None, :, None], -torch.inf)
-
-
-def _tokens(keys: Tensor, key_keep: Tensor | None) -> Tensor:
-    """Real tokens of each row: int64 [B]."""
-    if key_keep is None:
-        return torch.full((keys.shape[0],), keys.shape[2], device=keys.device)
-    return key_keep.sum(1)

@@ -19,6 +19,7 @@ class KVState(NamedTuple):
         k: prepared keys [B, G, max_len, width].
         v: values [B, G, max_len, Dv].
         keep: bool [B, max_len], False at padding; None while nothing was padded.
+        length: real tokens so far, int64 [B]: the position of the next one.
         used: how many slots are filled, the same for each row.
         fixed: whether this is a memory, whose keys all came at once.
     """
@@ -26,22 +27,14 @@ class KVState(NamedTuple):
     k: Tensor
     v: Tensor
     keep: Tensor | None
+    length: Tensor
     used: int
     fixed: bool = False
 
-    @property
-    def length(self) -> Tensor:
-        """Real tokens so far, int64 [B]: the position of the next one."""
-        if self.keep is None:
-            return torch.full((self.k.shape[0],), self.used, device=self.k.device)
-        return self.keep[:, : self.used].sum(1)
-
-    @property
     def filled(self) -> tuple[Tensor, Tensor]:
         """Keys and values so far."""
         return self.k[:, :, : self.used], self.v[:, :, : self.used]
 
-    @property
     def kept(self) -> Tensor | None:
         """``keep`` of the slots that are filled."""
         return None if self.keep is None else self.keep[:, : self.used]
@@ -55,7 +48,7 @@ class KVState(NamedTuple):
             k, v = (x.new_empty(len(rows), *x.shape[1:]) for x in (self.k, self.v))
             for new, old in ((k, self.k), (v, self.v)):
                 torch.index_select(old[:, :, : self.used], 0, rows, out=new[:, :, : self.used])
-        return KVState(k, v, keep, self.used, self.fixed)
+        return KVState(k, v, keep, self.length.index_select(0, rows), self.used, self.fixed)
 
     def append(self, k: Tensor, v: Tensor, key_keep: Tensor | None, *, copy: bool = False) -> "KVState":
         """Writes t new keys and values.
@@ -72,6 +65,7 @@ class KVState(NamedTuple):
         end, capacity = self.used + k.shape[2], self.k.shape[2]
         check_new(k, v, tuple(self.k.shape), tuple(self.v.shape))
         check_room(self.used, k.shape[2], capacity)
+        length = self.length + real_tokens(k, key_keep)
         keep = self.keep
         if keep is None and key_keep is not None:
             keep = torch.ones(k.shape[0], capacity, dtype=torch.bool, device=k.device)
@@ -82,7 +76,7 @@ class KVState(NamedTuple):
         buffers[1][:, :, self.used : end] = v
         if keep is not None and key_keep is not None:
             keep[:, self.used : end] = key_keep
-        return KVState(buffers[0], buffers[1], keep, end)
+        return KVState(buffers[0], buffers[1], keep, length, end)
 
 
 class WindowState(NamedTuple):
@@ -95,6 +89,7 @@ class WindowState(NamedTuple):
         length: real tokens so far, those that left the window too, int64 [B]: the position of the next one.
         used: how many tokens came so far, padding included, the same for each row.
         max_len: how many may come.
+        fixed: a window is no memory.
     """
 
     k: Tensor
@@ -103,11 +98,7 @@ class WindowState(NamedTuple):
     length: Tensor
     used: int
     max_len: int
-
-    @property
-    def fixed(self) -> bool:
-        """A window is no memory."""
-        return False
+    fixed: bool = False
 
     def append(self, k: Tensor, v: Tensor, key_keep: Tensor | None) -> "WindowState":
         """The state with t new keys [B, G, t, width] and values behind the old ones, of which none leaves yet.
@@ -122,7 +113,7 @@ class WindowState(NamedTuple):
         if self.keep is not None or key_keep is not None:
             parts = ((self.keep, old), (key_keep, new))
             keep = torch.cat([self.length.new_ones(batch, n).bool() if x is None else x for x, n in parts], dim=1)
-        length = self.length + (new if key_keep is None else key_keep.sum(1))
+        length = self.length + real_tokens(k, key_keep)
         k, v = (torch.cat([a, b.to(a.dtype)], dim=2) for a, b in ((self.k, k), (self.v, v)))
         return WindowState(k, v, keep, length, self.used + new, self.max_len)
 
@@ -132,6 +123,13 @@ class WindowState(NamedTuple):
         # Views would hold on to the memory of all the keys of a long prefix.
         k, v = self.k[:, :, first:].clone(), self.v[:, :, first:].clone()
         return self._replace(k=k, v=v, keep=None if self.keep is None else self.keep[:, first:].clone())
+
+
+def real_tokens(keys: Tensor, key_keep: Tensor | None) -> Tensor:
+    """How many of the keys [B, G, S, any] of each row are real, int64 [B]."""
+    if key_keep is None:
+        return torch.full((keys.shape[0],), keys.shape[2], device=keys.device)
+    return key_keep.sum(1)
 
 
 def check_new(k: Tensor, v: Tensor, k_shape: tuple[int, ...], v_shape: tuple[int, ...]) -> None:

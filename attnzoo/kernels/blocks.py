@@ -3,11 +3,14 @@
 Time and memory are O(T (left + right)), also with masks and biases; T x S elements are never made.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from attnzoo.bias import Bias, OffsetBias
+from attnzoo.kernels.heads import by_heads
 from attnzoo.kernels.sdpa import fused
 from attnzoo.mask import Mask
 
@@ -38,6 +41,22 @@ def banded(
     Returns:
         [B, H, T, Dv].
     """
+    some = partial(_banded, left=left, right=right, dropout=dropout)
+    return by_heads(some, q, k, v, mask, bias)
+
+
+def _banded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    bias: Bias | None,
+    part: slice,
+    *,
+    left: int,
+    right: int,
+    dropout: float,
+) -> Tensor:
     batch, _, queries, _ = q.shape
     keys = k.shape[2]
     # A place lies in S-T .. S-1, so no window can show more than this, however wide it was set.

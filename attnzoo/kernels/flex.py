@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attnzoo.bias import Bias, OffsetBias
-from attnzoo.kernels.gathered import Sees, along, seats
+from attnzoo.kernels.gathered import Sees
+from attnzoo.kernels.seats import along, seats
 from attnzoo.mask import Mask
 
 Backend = Literal["blocks", "flex"]
@@ -120,9 +121,9 @@ def _four(x: Tensor) -> Tensor:
     return x if x.dim() == 4 else x[None, None]
 
 
-def _of(x: Tensor, index: Tensor, axis: int = 0) -> Tensor | int:
+def _of(x: Tensor, index: Tensor, axis: int = 0) -> Tensor:
     """The index into an axis that may have one element for all."""
-    return index if x.shape[axis] > 1 else 0
+    return index if x.shape[axis] > 1 else index * 0  # a tensor as well: torch 2.9 cannot mix the two here
 
 
 def _kernel() -> Mod:

@@ -1,24 +1,24 @@
 """Sparse attention by gathering: each group of neighbouring queries meets a list of keys of its own.
 
-A pattern is a function of places. The place of a token counts the real tokens before it in its own sequence, so
-padding, wherever it stands, moves nothing, and sequences packed into one row (``mask.segments``) each begin at place 0.
-Queries that stand at padding have the places behind the last real token. Without a mask query i is at place i + S - T.
+A pattern is a function of places, which seats.py tells.
 
 Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head width, Dv value width; n groups of c
 cells, a cell being the seat of one query; K keys in a list. "B|1" is an axis of B or of 1.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, pad
+from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
 from attnzoo.bias import Bias, OffsetBias
-from attnzoo.kernels.packing import front
+from attnzoo.kernels.again import again, eager_on_cpu
 from attnzoo.kernels.sdpa import fused
+from attnzoo.kernels.seats import Cells, along, leave, seats
 from attnzoo.mask import Mask
 
 Sees = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -28,111 +28,17 @@ Lists = Callable[[Tensor, int], Tensor]
 """(first place of each group [B|1, n], c) -> places of the keys that it meets [B|1, H|1, n, K], each at most once;
 negative where there is none."""
 
+Pick = Callable[..., Tensor]
+"""``pick``, or what takes its place."""
+
 ROOM = 128
 """Numbers that one part of the work may hold for each query of a head of a sample."""
 
 LEAST_ROOM = 1 << 18
 """Short sequences may take so many, whatever their length."""
 
-
-class Cells(NamedTuple):
-    """Queries seated by place, and the keys of their sequences.
-
-    Attributes:
-        order: [B|1, S], the slot of each key, sequence by sequence and real ones first.
-        offset: [B|1, n], where in ``order`` the sequence of a group begins.
-        real: [B|1, n], how many real keys that sequence has.
-        place: [B|1, n, c].
-        query: [B|1, n, c], the index of the query that sits here; -1 for nobody.
-    """
-
-    order: Tensor
-    offset: Tensor
-    real: Tensor
-    place: Tensor
-    query: Tensor
-
-    def part(self, begin: int, end: int) -> "Cells":
-        """The groups from ``begin`` to ``end``."""
-        return Cells(self.order, *(x[:, begin:end] for x in self[1:]))
-
-
-class Row(NamedTuple):
-    """Queries and keys of rows that are one sequence each.
-
-    Attributes:
-        order: [B|1, S], the slot of each key, real ones first.
-        real: [B|1, 1], the number of real keys.
-        asked: [B|1, T], the index of each query, real ones first.
-        first: [B|1, 1], the place of the first of them; the others follow one by one.
-    """
-
-    order: Tensor
-    real: Tensor
-    asked: Tensor
-    first: Tensor
-
-    def seat(self, place: Tensor) -> Cells:
-        """The queries at the given places [B|1, n, c]."""
-        rank, last = place - self.first[..., None], self.asked.shape[1] - 1
-        query = along(self.asked, rank.clamp(0, last)).masked_fill((rank < 0) | (rank > last), -1)
-        offset = torch.zeros_like(query[:, :, 0])
-        return Cells(self.order, offset, self.real.expand_as(offset), place.expand_as(query), query)
-
-    @property
-    def places(self) -> Tensor:
-        """[B|1, T], where each query stands."""
-        return self.asked.argsort(1) + self.first
-
-
-def row(mask: Mask, queries: int, keys: int, device: torch.device) -> Row:
-    """Finds the places, by ``mask.key_keep``."""
-    asked, order = (torch.arange(n, device=device)[None] for n in (queries, keys))
-    count = torch.full((1, 1), keys, device=device)
-    if mask.key_keep is None:
-        return Row(order, count, asked, count - queries)
-    # Queries before the first slot (T > S) are no padding.
-    real = pad(mask.key_keep, (max(queries - keys, 0), 0), value=True)[:, -queries:]
-    count = mask.key_keep.sum(1, keepdim=True)
-    return Row(front(mask.key_keep), count, front(real), count - real.sum(1, keepdim=True))
-
-
-def seats(mask: Mask, queries: int, keys: int, block: int, device: torch.device) -> tuple[Cells, Tensor]:
-    """Seats queries in groups none of which crosses a multiple of ``block``; one by one where segments are packed.
-
-    Returns:
-        the cells; [B|1, T], which of the n * c cells each query sits in.
-    """
-    if mask.segments is not None:
-        cells = segmented(mask.segments, mask.key_keep)
-        return cells, cells.order.argsort(1)
-    if queries >= block:
-        size = block
-    else:  # a whole sequence lies in the first block, some last queries anywhere
-        size = queries if queries == keys else max(c for c in range(1, queries + 1) if block % c == 0)
-    own = row(mask, queries, keys, device)
-    if mask.key_keep is None or queries >= keys:
-        groups = (keys - 1) // size - (keys - queries) // size + 1
-    else:  # how far the first place stands from a multiple of c differs from row to row
-        groups = (queries + size - 2) // size + 1
-    base = own.first // size
-    place = ((base + torch.arange(groups, device=device)) * size)[..., None] + torch.arange(size, device=device)
-    return own.seat(place), own.places - base * size
-
-
-def segmented(segments: Tensor, key_keep: Tensor | None) -> Cells:
-    """Each query a group of its own, in the order of the keys."""
-    order = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
-    if key_keep is not None:
-        order = front(key_keep)
-    order = order.gather(1, segments.gather(1, order).argsort(dim=1, stable=True))
-    own = segments.gather(1, order)
-    begins = torch.cat([torch.ones_like(own[:, :1], dtype=torch.bool), own[:, 1:] != own[:, :-1]], 1)
-    index = torch.arange(own.shape[1], device=own.device).expand_as(own)
-    offset = torch.where(begins, index, 0).cummax(1).values
-    real = torch.ones_like(index) if key_keep is None else key_keep.long().gather(1, order)
-    count = torch.zeros_like(index).scatter_add(1, offset, real).gather(1, offset)
-    return Cells(order, offset, count, (index - offset)[..., None], order[..., None])
+CACHED = 1 << 21
+"""Numbers that one part of the work may hold on a CPU, of all heads and samples; half and twice of it are as fast."""
 
 
 def gathered(
@@ -166,17 +72,103 @@ def gathered(
         [B, H, T, Dv].
     """
     cells, seat = seats(mask, q.shape[2], k.shape[2], block, q.device)
-    size = cells.place.shape[2]
+    groups, size = cells.place.shape[1:]
+    terms, by_offset = (bias.values, True) if isinstance(bias, OffsetBias) else (bias, False)
+    run = partial(_groups, mask=mask, by_offset=by_offset, cells=cells, lists=lists, sees=sees, dropout=dropout)
+    work = lists(cells.place[:1, :1, 0], size).shape[-1] * max(size, q.shape[3], v.shape[3])
+    step = at_once(work, q.shape[2])
+    if not growing or step >= groups:
+        return leave(run(q, k, v, terms, pick, 0, groups), seat)
+    if eager_on_cpu(q):
+        step = min(step, max(1, CACHED // max(1, q.shape[0] * q.shape[1] * work)))
+        parts = [(begin, min(begin + step, groups)) for begin in range(0, groups, step)]
+        return leave(_InParts.apply(run, parts, q, k, v, terms), seat)
+    return leave(in_parts(partial(run, q, k, v, terms, pick), groups, work, q.shape[2]), seat)
 
-    def run(begin: int, end: int) -> Tensor:
-        part = cells.part(begin, end)
-        return meet(q, k, v, mask, bias, part, lists(part.place[:, :, 0], size), sees, dropout)
 
-    groups = cells.place.shape[1]
-    if not growing:
-        return leave(run(0, groups), seat)
-    longest = lists(cells.place[:1, :1, 0], size).shape[-1]
-    return leave(in_parts(run, groups, longest * max(size, q.shape[3], v.shape[3]), q.shape[2]), seat)
+def _groups(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: Tensor | None,
+    pick: Pick,
+    begin: int,
+    end: int,
+    *,
+    mask: Mask,
+    by_offset: bool,
+    cells: Cells,
+    lists: Lists,
+    sees: Sees | None,
+    dropout: float,
+) -> Tensor:
+    """The groups from ``begin`` to ``end``; tensors that may have gradients come first."""
+    part, bias = cells.part(begin, end), OffsetBias(terms) if by_offset and terms is not None else terms
+    return meet(q, k, v, mask, bias, part, lists(part.place[:, :, 0], part.place.shape[2]), sees, dropout, pick)
+
+
+class _InParts(torch.autograd.Function):
+    """``in_parts``, with what each part gives to the gradients of q, k and v added where it belongs.
+
+    autograd would fill a whole gradient with zeros for each part, and longer sequences have more parts.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., Tensor],
+        parts: list[tuple[int, int]],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        terms: Tensor | None,
+    ) -> Tensor:
+        ctx.run, ctx.parts, ctx.random = run, parts, torch.get_rng_state()
+        ctx.autocast = {"enabled": torch.is_autocast_enabled("cpu"), "dtype": torch.get_autocast_dtype("cpu")}
+        ctx.save_for_backward(q, k, v, terms)
+        groups, out = parts[-1][1], None
+        for begin, end in parts:
+            part = run(q, k, v, terms, pick, begin, end)
+            out = part.new_empty(part.shape[0], groups, *part.shape[2:]) if out is None else out
+            out[:, begin:end] = part
+        assert out is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        *tensors, terms = ctx.saved_tensors
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", **ctx.autocast):
+            torch.set_rng_state(ctx.random)
+            if torch.is_grad_enabled():
+                out = torch.cat([ctx.run(*tensors, terms, pick, *part) for part in ctx.parts], 1)
+                return None, None, *again([out], [*tensors, terms], [upstream])
+            # Half precision sums in float32.
+            gradients = [x.new_zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)) for x in tensors]
+            added = None if terms is None else torch.zeros_like(terms)
+            for begin, end in ctx.parts:
+                picked: list[tuple[Tensor, Tensor]] = []
+                with torch.enable_grad():
+                    leaf = None if terms is None else terms.detach().requires_grad_()
+                    out = ctx.run(*(x.detach() for x in tensors), leaf, _picking(picked), begin, end)
+                leaves = [x for _, x in picked] + ([] if leaf is None else [leaf])
+                found = torch.autograd.grad(out, leaves, upstream[:, begin:end])
+                for whole, (rows, _), more in zip(gradients, picked, found[:3], strict=True):
+                    # Heads innermost, as torch's kernel leaves them.
+                    more, rows = more.transpose(2, 3).flatten(0, 3), rows.transpose(2, 3).flatten()
+                    whole.flatten(0, 2).index_add_(0, rows, more.to(whole.dtype))
+                if added is not None:
+                    added += found[3]
+        return None, None, *(x.to(y.dtype) for x, y in zip(gradients, tensors, strict=True)), added
+
+
+def _picking(picked: list[tuple[Tensor, Tensor]]) -> Pick:
+    """``pick`` that makes leaves of what it picks, and keeps them with the numbers of the rows."""
+
+    def leaf(x: Tensor, index: Tensor, heads: int | None = None) -> Tensor:
+        picked.append((_rows(x, index, heads), pick(x, index, heads).requires_grad_()))
+        return picked[-1][1]
+
+    return leaf
 
 
 def meet(
@@ -189,6 +181,7 @@ def meet(
     key: Tensor,
     sees: Sees | None,
     dropout: float,
+    pick: Pick,
 ) -> Tensor:
     """Each group against its list of keys [B|1, H|1, n, K]: [B, n, H, c, Dv], anything where nobody sits."""
     batch, heads = q.shape[:2]
@@ -242,26 +235,16 @@ def pick(x: Tensor, index: Tensor, heads: int | None = None) -> Tensor:
 
     For ``heads`` query heads the index may be [B|1, n, H, K], which gives [B, n, H, K, width].
     """
-    batch, groups, length, width = x.shape
+    return embedding(_rows(x, index, heads), x.reshape(-1, x.shape[3]))
+
+
+def _rows(x: Tensor, index: Tensor, heads: int | None) -> Tensor:
+    batch, groups, length, _ = x.shape
     group = torch.arange(groups, device=x.device)
     if heads is not None and index.shape[2] > 1:
         group = group.repeat_interleave(heads // groups)
     row = torch.arange(batch, device=x.device)[:, None, None, None] * groups + group[:, None]
-    return embedding(row * length + index, x.reshape(batch * groups * length, width))
-
-
-def along(table: Tensor, index: Tensor) -> Tensor:
-    """table [B|1, length] at index [B|1, ...]."""
-    return table.gather(1, index.flatten(1)).view(index.shape)
-
-
-def leave(seated: Tensor, seat: Tensor) -> Tensor:
-    """[B, n, H, c, Dv] -> [B, H, T, Dv]: each query takes what stands in its seat."""
-    batch, groups, heads, size, width = seated.shape
-    row = torch.arange(batch, device=seat.device)[:, None] * groups + seat // size
-    head = torch.arange(heads, device=seat.device)[:, None]
-    index = (row[:, None] * heads + head) * size + (seat % size)[:, None]
-    return embedding(index, seated.reshape(-1, width))
+    return row * length + index
 
 
 def in_parts(run: Callable[[int, int], Tensor], groups: int, work: int, queries: int) -> Tensor:
@@ -275,12 +258,17 @@ def in_parts(run: Callable[[int, int], Tensor], groups: int, work: int, queries:
         work: numbers that one group holds.
         queries: T.
     """
-    size = max(1, max(ROOM * queries, LEAST_ROOM) // work)
+    size = at_once(work, queries)
     if size >= groups:
         return run(0, groups)
     begins = range(0, groups, size)
     parts = [checkpoint(run, begin, min(begin + size, groups), use_reentrant=False) for begin in begins]
     return torch.cat(parts, 1)
+
+
+def at_once(work: int, queries: int) -> int:
+    """How many groups, of ``work`` numbers each, may be taken in one part."""
+    return max(1, max(ROOM * queries, LEAST_ROOM) // work)
 
 
 def pattern(

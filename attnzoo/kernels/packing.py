@@ -1,5 +1,6 @@
 """Real keys to the front: for mechanisms that pick keys by slot, so that padding on either side is exact."""
 
+import torch
 from torch import Tensor
 
 
@@ -10,11 +11,12 @@ def front(key_keep: Tensor) -> Tensor:
         key_keep: bool [B, S].
 
     Example:
-        >>> import torch
         >>> front(torch.tensor([[False, True, False, True]]))
         tensor([[1, 3, 0, 2]])
     """
-    return (~key_keep).byte().argsort(dim=1, stable=True)
+    slots = torch.arange(key_keep.shape[1], device=key_keep.device)
+    # No two values are equal, so the order is the same from every sort; ONNX has none that is stable.
+    return (slots + key_keep.shape[1] * ~key_keep).argsort(dim=1)
 
 
 def take(x: Tensor, order: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ quotient. No exponent is then above 0, no denominator below 1, and no eps is nee
 A maximum of the keys must not know the future: one that only a later key reaches would push earlier keys below what a
 float can hold. So queries meet only keys that lie before all of them, which have a maximum that each of these queries
 may know: the second half of every block of 2, 4, 8, ... places meets the first half, and every chunk meets the sums
-of the chunks before it. Where all features are so near to 1 that no maximum is needed, which is the rule, and where
-asking costs little, plain chunks do the same with less work.
+of the chunks before it. streamed.py does the same on a CPU, where other things cost time.
 
 Letters: B batch, H query heads, G key/value heads, T queries, S keys, R features, Dv value width.
 """
@@ -23,12 +22,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from attnzoo.kernels.again import under_torch_func
+
 CHUNK = 64
 """How many places pass between two running sums, a power of two; near R and Dv the sums take least time and room."""
-
-NEAR = 30.0
-"""How far from 0 a key's log-feature may lie for plain chunks. A query's are at most 0 there and end at -87, where
-float32 does; what is lost below weighs exp(-87 + 30) at most, beside a weight of exp(-30) at least."""
 
 
 class Sums(NamedTuple):
@@ -58,36 +55,32 @@ def collect(log_k: Tensor, v: Tensor, before: Sums) -> Sums:
         v: [B, G, S, Dv].
         before: the sums of the keys before them.
     """
-    return before if log_k.shape[2] == 0 else _join(before, _sum(log_k, _with_one(v, log_k)))
+    return before if log_k.shape[2] == 0 else _join(before, _sum(log_k, with_one(v, log_k)))
 
 
 def read(log_q: Tensor, sums: Sums) -> Tensor:
     """The output of queries that all see the same keys: [B, H, T, R] -> [B, H, T, Dv], 0 where there is no key."""
     if log_q.shape[2] == 0:
         return log_q.new_zeros(*log_q.shape[:3], sums.total.shape[3] - 1) + log_q.sum()
-    rows = log_q.unflatten(1, (sums.peak.shape[1], -1)).flatten(2, 3)
-    exponents = rows + sums.peak[:, :, None]
-    out = _quotient((exponents - _finite(_peak(exponents, -1))).exp() @ sums.total)
+    out = quotient(against(log_q, sums.peak) @ sums.total)
     return out.unflatten(2, (-1, log_q.shape[2])).flatten(1, 2)
 
 
-def causal(log_q: Tensor, log_k: Tensor, v: Tensor) -> Tensor:
-    """Query i sees keys up to i + S - T: [B, H, T, R], [B, G, S, R], [B, G, S, Dv] -> [B, H, T, Dv]."""
-    first = log_k.shape[2] - log_q.shape[2]
-    if first < 0:
-        return pad(causal(log_q[:, :, -first:], log_k, v), (0, 0, -first, 0))
-    before = collect(log_k[:, :, :first], v[:, :, :first], no_sums(log_k, v)) if first > 0 else None
-    return scan(log_q, log_k[:, :, first:], v[:, :, first:], before)
+def against(log_q: Tensor, peak: Tensor) -> Tensor:
+    """Features of queries where those of the keys are relative to ``peak``: [B, H, T, R] -> [B, G, H / G T, R]."""
+    exponents = log_q.unflatten(1, (peak.shape[1], -1)).flatten(2, 3) + peak[:, :, None]
+    return (exponents - finite(_peak(exponents, -1))).exp()
 
 
-def scan(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor:
+def scan(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums, *, keep: bool = False) -> Tensor:
     """Each query sees the keys up to its own place, and those that were summed before all of them.
 
     Args:
         log_q: [B, H, T, R].
         log_k: [B, G, T, R].
         v: [B, G, T, Dv].
-        before: the sums of earlier keys, None if there were none.
+        before: the sums of earlier keys.
+        keep: whether the exponentials of every block size are kept for the gradients, not made once more for them.
 
     Returns:
         [B, H, T, Dv], 0 where there is no key.
@@ -95,8 +88,6 @@ def scan(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor
     groups, length = log_k.shape[1:3]
     if length == 0:
         return log_q.new_zeros(*log_q.shape[:3], v.shape[3]) + log_q.sum() + log_k.sum() + v.sum()
-    if near(log_k) and (before is None or near(before.peak)):
-        return _plain(log_q, log_k, v, before)
     chunk = 1
     while chunk < min(length, CHUNK):
         chunk *= 2
@@ -105,55 +96,22 @@ def scan(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor
     # Time stands before the heads of a group, so that any run of places, with all of its heads, is one run of rows.
     queries = pad(log_q.unflatten(1, (groups, -1)).transpose(2, 3), (0, 0, 0, 0, 0, rest))
     keys = pad(log_k, (0, 0, 0, rest), value=-torch.inf)
-    values = pad(_with_one(v, log_k), (0, 0, 0, rest))
+    values = pad(with_one(v, log_k), (0, 0, 0, rest))
 
-    seen = keys.detach().cummax(2).values
-    if before is not None:
-        seen = torch.maximum(seen, before.peak[:, :, None])
-    tops = _finite(_peak(queries + seen[:, :, :, None], -1))
+    seen = torch.maximum(keys.detach().cummax(2).values, before.peak[:, :, None])
+    tops = finite(_peak(queries + seen[:, :, :, None], -1))
 
-    total = _again(_alone, queries, tops, keys, values)
+    run = _now if keep or (not torch.compiler.is_compiling() and under_torch_func()) else _again
+    total = run(_alone, queries, tops, keys, values)
     half = 1
     while half < chunk:
         late, early = ([x.unflatten(2, (-1, 2, half)) for x in pair] for pair in ((queries, tops), (keys, values)))
-        more = _again(_meet, *(x[:, :, :, 1] for x in late), *(x[:, :, :, 0] for x in early))
+        more = run(_meet, *(x[:, :, :, 1] for x in late), *(x[:, :, :, 0] for x in early))
         total = total + pad(more[:, :, :, None], (0, 0, 0, 0, 0, 0, 1, 0)).flatten(2, 4)
         half *= 2
-    if chunks > 1 or before is not None:
-        before = no_sums(log_k, v) if before is None else before
-        by_chunk = (x.unflatten(2, (chunks, chunk)) for x in (queries, tops, keys, values))
-        total = total + _again(_past, *by_chunk, *before)
-    return _quotient(total[:, :, :length]).transpose(2, 3).flatten(1, 2)
-
-
-def near(log_k: Tensor) -> bool:
-    """Whether every feature of every real key can be taken as it is. No in a graph, and where asking would stall."""
-    if torch.compiler.is_compiling() or log_k.device.type != "cpu":
-        return False
-    return bool(((log_k.abs() < NEAR) | (log_k == -torch.inf)).all())
-
-
-def _plain(log_q: Tensor, log_k: Tensor, v: Tensor, before: Sums | None) -> Tensor:
-    """``scan`` by chunks, features as they are: what a query gets from before its chunk, and from within it."""
-    (groups, length), heads = log_k.shape[1:3], log_q.shape[1]
-    chunk = min(CHUNK, length)
-    chunks = -(-length // chunk)
-    rest = chunks * chunk - length
-
-    def cut(x: Tensor) -> Tensor:
-        return pad(x, (0, 0, 0, rest)).unflatten(2, (chunks, chunk))
-
-    keys, values = cut(log_k.exp()), cut(_with_one(v, log_k))
-    sums = keys.mT @ values
-    start = torch.zeros_like(sums[:, :, :1])
-    if before is not None:
-        start = (before.total * before.peak.exp()[..., None])[:, :, None]
-    sums = torch.cat([start, sums[:, :, :-1]], 2).cumsum(2)
-    if heads != groups:
-        keys, values, sums = (x.repeat_interleave(heads // groups, 1) for x in (keys, values, sums))
-    queries = cut((log_q - _peak(log_q, -1)).exp())
-    total = queries @ sums + (queries @ keys.mT).tril() @ values
-    return _quotient(total.flatten(2, 3)[:, :, :length])
+    by_chunk = (x.unflatten(2, (chunks, chunk)) for x in (queries, tops, keys, values))
+    total = total + run(_past, *by_chunk, *before)
+    return quotient(total[:, :, :length]).transpose(2, 3).flatten(1, 2)
 
 
 def _alone(queries: Tensor, tops: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -164,7 +122,7 @@ def _alone(queries: Tensor, tops: Tensor, keys: Tensor, values: Tensor) -> Tenso
 def _meet(queries: Tensor, tops: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """All queries with all keys: [..., T, share, R], [..., T, share, 1], [..., S, R], [..., S, Dv + 1]."""
     peak = _peak(keys, -2)
-    weights = _power(queries, peak, tops) @ (keys - _finite(peak)).exp().mT
+    weights = _power(queries, peak, tops) @ (keys - finite(peak)).exp().mT
     return (weights @ values).unflatten(-2, queries.shape[-3:-1])
 
 
@@ -190,21 +148,29 @@ def _power(queries: Tensor, peak: Tensor, tops: Tensor) -> Tensor:
 def _sum(keys: Tensor, values: Tensor) -> Sums:
     """[..., S, R] and [..., S, Dv + 1]."""
     peak = _peak(keys, -2)
-    return Sums(peak[..., 0, :], (keys - _finite(peak)).exp().mT @ values)
+    return Sums(peak[..., 0, :], (keys - finite(peak)).exp().mT @ values)
 
 
 def _join(a: Sums, b: Sums) -> Sums:
     peak = torch.maximum(a.peak, b.peak)
-    shares = [x.total * (x.peak - _finite(peak)).exp()[..., None] for x in (a, b)]
+    shares = [x.total * (x.peak - finite(peak)).exp()[..., None] for x in (a, b)]
     return Sums(peak, shares[0] + shares[1])
 
 
-def _quotient(total: Tensor) -> Tensor:
+def quotient(total: Tensor) -> Tensor:
+    """Numerators [..., Dv] over denominators [..., 1], 0 where there is no key, from [..., Dv + 1]."""
     numerator, denominator = total[..., :-1], total[..., -1:]
     return numerator / denominator.masked_fill(denominator == 0, 1)
 
 
-def _with_one(v: Tensor, like: Tensor) -> Tensor:
+def quotient_backward(upstream: Tensor, out: Tensor, below: Tensor) -> Tensor:
+    """The gradient of numerators and denominators [..., Dv + 1] from that of their quotient ``out`` [..., Dv]."""
+    upstream = upstream / below.masked_fill(below == 0, 1)
+    return torch.cat([upstream, (upstream * out).sum(-1, keepdim=True).neg_()], -1)
+
+
+def with_one(v: Tensor, like: Tensor) -> Tensor:
+    """[..., Dv] -> [..., Dv + 1]: sums of the last column are those of the weights."""
     return pad(v.to(like.dtype), (0, 1), value=1.0)
 
 
@@ -213,11 +179,15 @@ def _peak(x: Tensor, dim: int) -> Tensor:
     return x.detach().amax(dim, keepdim=True)
 
 
-def _finite(peak: Tensor) -> Tensor:
+def finite(peak: Tensor) -> Tensor:
     """What may be subtracted: -inf stands for "no key", and -inf from -inf is NaN."""
     return peak.masked_fill(peak == -torch.inf, 0)
 
 
+def _now(function: Callable[..., Any], *args: Tensor) -> Any:
+    return function(*args)
+
+
 def _again(function: Callable[..., Any], *args: Tensor) -> Any:
-    """Calls a function, and once more for the gradients: else the exponentials of every block size would be kept."""
+    """Calls a function, and once more for the gradients."""
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

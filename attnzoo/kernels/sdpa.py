@@ -143,7 +143,9 @@ def fused(
         "enable_gqa": q.shape[1] != k.shape[1],
     }
     if backend == "auto":
-        return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **named)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **named)
+        # For ONNX an exported program is taken to other kernels, whose results do not lie in the same order.
+        return out.clone(memory_format=torch.contiguous_format) if torch.compiler.is_exporting() else out
     if not torch.compiler.is_compiling():
         chosen, reasons = choice(q, k, v, attn_mask, is_causal=is_causal, dropout=dropout, backend=backend)
         if chosen is None:

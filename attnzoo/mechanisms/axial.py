@@ -44,6 +44,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, pad
 
 from attnzoo.bias import Bias
+from attnzoo.kernels.heads import by_heads
 from attnzoo.kernels.packing import front, take
 from attnzoo.kernels.sdpa import dense, fused
 from attnzoo.kernels.softmax import masked_softmax
@@ -127,6 +128,9 @@ class Axial(Mechanism):
                 f"Axial: {length} tokens came, but prefix_tokens={self.prefix_tokens} and grid={self.grid} "
                 f"have room for {room}"
             )
+        return by_heads(self._heads, q, keys, v, mask, bias)
+
+    def _heads(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None, part: slice) -> Tensor:
         share = q.shape[1] // keys.shape[1]
         k, v = (x.repeat_interleave(share, dim=1) for x in (keys, v))
         dropped = self.dropout if self.training else 0.0

@@ -182,7 +182,7 @@ class BlockSparse(Mechanism):
         """The random block of a row from the given part of those before its window; -1 where that is empty."""
         free = (row - self.local_blocks + 1 - self.global_blocks).clamp(min=0)
         begin, end = (free * part // self.random_blocks for part in (number, number + 1))
-        drawn = self.table[head, row % DRAWS, number] % (end - begin).clamp(min=1)
+        drawn = self.table[:, :, number][head, row % DRAWS] % (end - begin).clamp(min=1)
         return torch.where(end > begin, self.global_blocks + begin + drawn, -1)
 
     def _sees(self, head: Tensor, place: Tensor, key: Tensor, causal: bool) -> Tensor:
@@ -223,7 +223,9 @@ class BlockSparse(Mechanism):
             drawn = [self._drawn(head, row, number) for number in range(self.random_blocks)]
             return torch.cat([x.expand(-1, self.num_heads, -1, -1) for x in (*seen, *drawn)], -1)
         chosen = self.table[:, row[:, 0, :, 0].clamp(0, self.table.shape[1] - 1)].transpose(0, 1) & (row >= 0)
-        found = (~chosen).byte().argsort(dim=-1, stable=True)[..., : self.longest_row]
+        count = chosen.shape[-1]
+        # No two values are equal, so the order is the same from every sort; ONNX has none that is stable.
+        found = (arange(count, device=device) + count * ~chosen).argsort(dim=-1)[..., : self.longest_row]
         return torch.where(chosen.gather(-1, found), found, -1)
 
 

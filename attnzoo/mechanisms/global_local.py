@@ -35,7 +35,8 @@ from torch import Tensor, arange
 
 from attnzoo.bias import Bias
 from attnzoo.kernels.flex import Backend, check_backend, flex
-from attnzoo.kernels.gathered import Sees, along, gathered, leave, meet, pairs, pattern, pick, row, segmented
+from attnzoo.kernels.gathered import Sees, gathered, meet, pairs, pattern, pick
+from attnzoo.kernels.seats import along, leave, row, segmented
 from attnzoo.mask import Mask, as_mask
 from attnzoo.mechanism import Mechanism
 from attnzoo.traits import Traits
@@ -162,7 +163,7 @@ class GlobalLocal(Mechanism):
         run = place // self.run
         free = (run * self.run - self.window + 1 - self.num_global).clamp(min=0)
         begin, end = (free * part // self.num_random for part in (number, number + 1))
-        drawn = self.draws[head, run % DRAWS, number] % (end - begin).clamp(min=1)
+        drawn = self.draws[:, :, number][head, run % DRAWS] % (end - begin).clamp(min=1)
         return torch.where(end > begin, self.num_global + begin + drawn, -1)
 
     def _sees(self, head: Tensor, place: Tensor, key: Tensor, causal: bool) -> Tensor:
@@ -196,8 +197,8 @@ def _rows(
     """
     own = row(mask, q.shape[2], k.shape[2], q.device)
     cells = own.seat(arange(count, device=q.device)[None, None])
-    out = meet(q, k, v, mask, bias, cells, arange(k.shape[2], device=q.device)[None, None, None], sees, dropout)
-    return leave(out, own.places.clamp(0, count - 1)), own.places
+    out = meet(q, k, v, mask, bias, cells, arange(k.shape[2], device=q.device)[None, None, None], sees, dropout, pick)
+    return leave(out, own.places().clamp(0, count - 1)), own.places()
 
 
 def _rows_in_segments(

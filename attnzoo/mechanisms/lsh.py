@@ -33,6 +33,8 @@ from torch.nn.functional import dropout, pad
 
 from attnzoo.bias import Bias
 from attnzoo.kernels.hashing import lay_out, terms_at
+from attnzoo.kernels.heads import by_heads
+from attnzoo.kernels.precision import full_precision
 from attnzoo.mask import Mask
 from attnzoo.mechanism import Mechanism
 from attnzoo.traits import Traits
@@ -121,15 +123,14 @@ class LSH(Mechanism):
         Returns:
             int64 [B, H, rounds, S].
         """
-        # One token, one bucket: the discrete choice has no gradient, and must not follow the precision of autocast.
-        with torch.no_grad(), torch.autocast(k.device.type, enabled=False):
-            wide = torch.promote_types(k.dtype, torch.float32)
-            turned = torch.einsum("bhsd,rhdn->bhrsn", _unit(k.to(wide)), self.rotations.to(wide))
-            return torch.cat([turned, -turned], -1).argmax(-1)
+        return _buckets(k, self.rotations)
 
     def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
+        return by_heads(self._heads, q, keys, v, mask, bias)
+
+    def _heads(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None, part: slice) -> Tensor:
         (batch, heads, length, _), queries, kind = keys.shape, q.shape[2], q.dtype
-        bucket = self.buckets(keys)
+        bucket = _buckets(keys, self.rotations[:, part])
         if mask.key_keep is not None:
             bucket = bucket.masked_fill(~mask.key_keep[:, None, None], self.num_buckets)
         size = min(self.bucket_size, length)
@@ -143,7 +144,7 @@ class LSH(Mechanism):
         source = item + head * (length + 1)
         target = slot + head * item.shape[3]
 
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q):
             q, keys, v = (x.to(torch.promote_types(kind, torch.float32)) for x in (q, keys, v))
             # A step brings the last queries alone; they stand at the last keys.
             whole = pad(q, (0, 0, length - queries, 0))
@@ -217,6 +218,14 @@ class LSH(Mechanism):
         total = here.sum(-1, keepdim=True) + there.sum(-1, keepdim=True)
         here, there = (dropout(grown, self.dropout, self.training) for grown in (here, there))
         return high, total, torch.baddbmm(here @ v[1:], there, v[:-1])
+
+
+def _buckets(k: Tensor, rotations: Tensor) -> Tensor:
+    # One token, one bucket: the discrete choice has no gradient, and must not follow the precision of autocast.
+    with torch.no_grad(), full_precision(k):
+        wide = torch.promote_types(k.dtype, torch.float32)
+        turned = torch.einsum("bhsd,rhdn->bhrsn", _unit(k.to(wide)), rotations.to(wide))
+        return torch.cat([turned, -turned], -1).argmax(-1)
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:

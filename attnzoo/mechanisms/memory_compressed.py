@@ -59,6 +59,7 @@ class CompressedState(NamedTuple):
         length: real tokens, int64 [B].
         used: tokens, padding included.
         max_len: how many there is room for.
+        fixed: keys come step by step.
     """
 
     keys: Tensor
@@ -68,11 +69,7 @@ class CompressedState(NamedTuple):
     length: Tensor
     used: int
     max_len: int
-
-    @property
-    def fixed(self) -> bool:
-        """Keys come step by step."""
-        return False
+    fixed: bool = False
 
 
 class CompressedMemory(NamedTuple):
@@ -83,17 +80,14 @@ class CompressedMemory(NamedTuple):
         values: [B, H, ceil(S / c), Dv].
         length: real tokens, int64 [B].
         used: S, padding included.
+        fixed: all keys came at once.
     """
 
     keys: Tensor
     values: Tensor
     length: Tensor
     used: int
-
-    @property
-    def fixed(self) -> bool:
-        """All keys came at once."""
-        return True
+    fixed: bool = True
 
 
 class MemoryCompressed(Mechanism):

@@ -29,7 +29,9 @@ from torch.nn.functional import dropout, pad
 
 from attnzoo.bias import Bias
 from attnzoo.kernels.hashing import lay_out, terms_at
+from attnzoo.kernels.heads import by_heads
 from attnzoo.kernels.packing import front, take
+from attnzoo.kernels.precision import full_precision
 from attnzoo.mask import Mask
 from attnzoo.mechanism import Mechanism
 from attnzoo.traits import Traits
@@ -78,6 +80,9 @@ class MoBA(Mechanism):
         self.top_k = top_k
 
     def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
+        return by_heads(self._heads, q, keys, v, mask, bias)
+
+    def _heads(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None, part: slice) -> Tensor:
         kind, queries, length = q.dtype, q.shape[2], keys.shape[2]
         q, keys, v = (x.to(torch.promote_types(kind, torch.float32)) for x in (q, keys, v))
         ends = (torch.arange(queries, device=q.device) + length - queries + 1).clamp(min=0)
@@ -113,7 +118,7 @@ class MoBA(Mechanism):
         home = ((reached - 1).clamp(min=0) // size)[:, None, None, :, None]
         exists = number * size < real[:, None, None, :, None]
         found = []
-        with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
+        with torch.no_grad(), full_precision(q):
             means = blocks.sum(3) / (real - number * size).clamp(1, size)[:, None, :, None]
             # So many queries at once that the scores of blocks take no more room than q itself.
             some = max(1, q.shape[2] * q.shape[3] // count)
@@ -121,9 +126,17 @@ class MoBA(Mechanism):
                 scores = part.unflatten(1, (groups, -1)) @ means[:, :, None].mT
                 scores = scores.masked_fill(~(number < own if causal else exists), -torch.inf)
                 scores = scores.masked_fill(number == own, torch.inf)
-                # Stable, so that of equal blocks the earlier one is taken, in steps as in one pass.
-                found.append(scores.argsort(dim=-1, descending=True, stable=True)[..., : self.top_k])
+                found.append(self._largest(scores))
         return torch.cat(found, 3).flatten(1, 2)
+
+    def _largest(self, scores: Tensor) -> Tensor:
+        """The places of the ``top_k`` largest scores, of equal ones the earlier, in steps as in one pass."""
+        # argmax takes the first of equal numbers. What may not be chosen stays above what has been.
+        scores, found = scores.clamp(min=torch.finfo(scores.dtype).min), []
+        for _ in range(min(self.top_k, scores.shape[-1])):
+            found.append(scores.argmax(-1, keepdim=True))
+            scores = scores.scatter(-1, found[-1], -torch.inf)
+        return torch.cat(found, -1)
 
     def _read(
         self, q: Tensor, blocks: Tensor, v: Tensor, chosen: Tensor, limit: Tensor, source: Tensor, bias: Bias | None

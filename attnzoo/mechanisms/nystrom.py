@@ -34,6 +34,7 @@ from torch.nn.functional import conv2d
 
 from attnzoo.bias import Bias
 from attnzoo.kernels.packing import front, take
+from attnzoo.kernels.precision import full_precision
 from attnzoo.kernels.sdpa import fused
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask, hide_keys
@@ -106,7 +107,7 @@ class Nystrom(Mechanism):
         self.kernel = None if kernel_size is None else nn.Parameter(torch.zeros(num_heads, 1, kernel_size))
 
     def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
+        with full_precision(q):
             half = q.dtype in (torch.float16, torch.bfloat16)
             # A query at padding is a token of the sequence as well, and must not reach the means; NaN times 0 would.
             wide_q, wide_keys, wide_v = (x.float() if half else x for x in (hide_keys(q, mask.key_keep), keys, v))
@@ -118,7 +119,9 @@ class Nystrom(Mechanism):
         step = q.shape[2] // self.num_landmarks if keep is None and q.shape[2] % self.num_landmarks == 0 else 1
         averaging, held = self._segments(q[:, :, ::step], keep)
         parts = (q, keys) if step == 1 else (x.unflatten(2, (-1, step)).sum(3) for x in (q, keys))
-        middle_q, middle_k = (torch.einsum("bms,bhsd->bhmd", averaging / step, x) for x in parts)
+        # Expanded, since ONNX would take a batch of 1 here for that of all that follows.
+        averaging = (averaging / step).expand(q.shape[0], -1, -1)
+        middle_q, middle_k = (torch.einsum("bms,bhsd->bhmd", averaging, x) for x in parts)
         middle_k = middle_k.repeat_interleave(share, dim=1)
         held = held[:, None, None]
         scores = middle_q @ middle_k.mT * self.head_dim**-0.5

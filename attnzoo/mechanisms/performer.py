@@ -29,6 +29,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attnzoo.kernels.precision import full_precision
 from attnzoo.running_sums import FeatureAttention
 
 
@@ -91,7 +92,7 @@ class Performer(FeatureAttention):
     def query_features(self, q: Tensor) -> Tensor:
         return self._project(self._shrink(q))
 
-    def prepare_keys(self, k: Tensor) -> Tensor:
+    def key_features(self, k: Tensor) -> Tensor:
         """log phi(k), [B, G, S, R]."""
         x = self._shrink(k)
         return self._project(x) - x.square().sum(-1, keepdim=True) / 2
@@ -101,7 +102,7 @@ class Performer(FeatureAttention):
 
     def _project(self, x: Tensor) -> Tensor:
         # In half precision a logarithm of 50 is off by a tenth, and so is its exponential, relative to itself.
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x):
             return x @ self.projection.to(x.dtype).T
 
     def _draw(self, step: int) -> None:

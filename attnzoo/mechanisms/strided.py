@@ -32,7 +32,8 @@ from torch.nn.functional import dropout
 
 from attnzoo.bias import Bias
 from attnzoo.kernels.flex import Backend, check_backend, flex
-from attnzoo.kernels.gathered import gathered, in_parts, leave, pairs, pattern, pick, seats
+from attnzoo.kernels.gathered import gathered, in_parts, pairs, pattern, pick
+from attnzoo.kernels.seats import leave, seats
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask
 from attnzoo.mechanism import Mechanism

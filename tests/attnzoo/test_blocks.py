@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnzoo import DecoderBlock, EncoderBlock, FeedForward, Local, Mask, Mechanism
+from attnzoo import DecoderBlock, EncoderBlock, FeedForward, Local, Mask, Mechanism, MultiheadLatentAttention, reorder
 from attnzoo.laws import SITE
 from attnzoo.positions import Rotary
 
@@ -134,6 +134,43 @@ def test_what_is_told_about_the_site_goes_to_the_attention() -> None:
         EncoderBlock(16, 4, **wrong)
     with pytest.raises(ValueError, match="Local does not take a context"):
         DecoderBlock(16, 4, cross_mechanism=Local)
+
+
+LATENT = functools.partial(MultiheadLatentAttention, kv_rank=5, rope_dim=2)
+
+
+def test_another_shell_in_an_encoder_block() -> None:
+    """Latent attention around any mechanism, with masks and facts, as if it stood by itself."""
+    block = EncoderBlock(8, 2, functools.partial(Local, window=4), shell=LATENT, causal=True, norm_first=False)
+    assert isinstance(block.attention, MultiheadLatentAttention)
+    assert (block.attention.kv_rank, block.attention.mechanism.window) == (5, 4)
+    x, mask = torch.randn(2, 5, 8), Mask(key_keep=torch.arange(5) < torch.tensor([[5], [3]]))
+    assert mask.key_keep is not None
+    y, aux = block(x, mask=mask)
+    real = x.masked_fill(~mask.key_keep[..., None], 0)
+    mixed = block.attention_norm(real + block.attention(real, mask=mask))
+    close(y, block.feed_forward_norm(mixed + block.feed_forward(mixed)[0]))
+    assert aux.item() == 0
+    with pytest.raises(TypeError, match="num_kv_heads"):
+        EncoderBlock(8, 2, shell=LATENT, num_kv_heads=1)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_another_shell_in_a_decoder_block(norm_first: bool) -> None:
+    """By steps its state keeps latents alone, and gives what one pass gives; beams are reordered."""
+    block = DecoderBlock(8, 2, shell=LATENT, context_dim=5, norm_first=norm_first).eval()
+    x, context = torch.randn(3, 6, 8), torch.randn(3, 4, 5)
+    whole, _ = block(x, context)
+    moved = x.clone()
+    moved[:, 4] += 1
+    assert torch.equal(block(moved, context)[0][:, :4], whole[:, :4])
+    state = block.init_state(context, max_len=6)
+    first, state = block.step(x[:, :4], state)
+    assert state.past.k.shape[-1] + state.past.v.shape[-1] == 2 + 5
+    rows = torch.tensor([2, 0, 0])
+    rest, _ = block.step(x[rows, 4:], reorder(state, rows))
+    close(first, whole[:, :4])
+    close(rest, whole[rows, 4:])
 
 
 def test_the_feed_forward_works_on_each_token_by_itself() -> None:

@@ -99,11 +99,11 @@ def test_absorbed_equals_expanded_at_other_widths(options: dict[str, int]) -> No
 
 
 def test_a_state_keeps_a_latent_and_one_rope_key_for_each_token() -> None:
-    """kv_rank + rope_dim numbers for each token and nothing else; the rope key is the same for every head."""
+    """kv_rank + rope_dim numbers for each token; the rope key is the same for every head."""
     attn = made(causal=True)
     state = attn.init_state(2, 7)
     numbers = sum(part.numel() for part in state if isinstance(part, Tensor))
-    assert numbers == 2 * 7 * (10 + 4)
+    assert numbers == 2 * 7 * (10 + 4) + 2  # and how many tokens each row has
     x = torch.randn(2, 3, 16)
     _, state = attn.step(x, state)
     close(state.v[:, 0, :3], attn.kv_norm(attn.kv_down(x)))

@@ -322,7 +322,7 @@ def test_both_ways_to_sum_agree(
     keep = torch.rand(2, 190) < 0.8
     results = []
     for near in (30.0, 0.0):
-        monkeypatch.setattr("attnzoo.kernels.prefix.NEAR", near)
+        monkeypatch.setattr("attnzoo.kernels.streamed.NEAR", near)
         assert ("as they are" in module.explain(*leaves, Mask(causal=True, key_keep=keep))) == (near > 0)
         out = module(*leaves, Mask(causal=True, key_keep=keep))
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
@@ -391,6 +391,122 @@ def test_rows_without_a_key_are_zero(make: Callable[[int, int], Mechanism], rand
         assert all(torch.isfinite(x).all() for x in torch.autograd.grad(out.square().sum(), leaves))
     memory = module.memory(leaves[1], leaves[2], Mask(key_keep=keep))
     assert not module.step(leaves[0], None, None, memory)[0][0].any()
+
+
+# Stretches of time
+
+
+@pytest.fixture
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stretches of one chunk, 64 places, so that 150 places are three of them."""
+    monkeypatch.setattr("attnzoo.kernels.streamed.SIZE", 1)
+
+
+@pytest.mark.usefixtures("short_stretches")
+@pytest.mark.parametrize("far", [(), (0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_stretches_near_and_far_in_any_order(
+    make: Callable[[int, int], Mechanism], causal: bool, far: tuple[int, ...], random_qkv: Draw
+) -> None:
+    """Keys beyond what plain chunks take in some stretches alone: outputs and gradients, groups, holes, T below S."""
+    module = make(4, 4)
+    q, k, v = random_qkv(150, 171, heads=4, groups=2, value=3)
+    scale, shift = torch.ones(171), torch.zeros(171)
+    for number in far:
+        here = slice(21 + 64 * number, 21 + 64 * (number + 1))
+        far_exp = isinstance(module, Linear) and module.feature_map == "exp"
+        scale[here], shift[here] = (8, 0) if isinstance(module, Performer) else (1, 100 if far_exp else -40)
+    k = (k * scale[:, None] + shift[:, None]).detach().requires_grad_()
+    mask = Mask(causal=causal, key_keep=torch.rand(2, 171) < 0.8)
+    out, right = module(q, k, v, mask), one_by_one(module, q, k, v, mask)
+    close(out, right, 1e-4)
+    weigh = torch.randn(out.shape)
+    for a, b in zip(
+        torch.autograd.grad((out * weigh).sum(), (q, k, v)),
+        torch.autograd.grad((right * weigh).sum(), (q, k, v)),
+        strict=True,
+    ):
+        close(a, b, 1e-3)
+
+
+@pytest.mark.usefixtures("short_stretches")
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_and_their_gradients(make: Callable[[int, int], Mechanism], causal: bool, random_qkv: Draw) -> None:
+    """Written out by hand they are those of finite differences, and so are those of what was made again for them."""
+    module = make(2, 2).double()
+    leaves = [x.detach().double().requires_grad_() for x in random_qkv(66, 68, batch=1, width=2, value=1)]
+    mask = Mask(causal=causal, key_keep=(torch.arange(68) % 5 > 0)[None])
+
+    def call(*inputs: Tensor) -> Tensor:
+        return module(*inputs, mask)
+
+    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, leaves, fast_mode=True)
+
+
+@pytest.mark.usefixtures("short_stretches")
+@pytest.mark.parametrize("causal", [False, True])
+def test_nothing_is_kept_but_inputs_and_output(
+    make: Callable[[int, int], Mechanism], causal: bool, random_qkv: Draw
+) -> None:
+    """Above q, k, v and the output only sums, one for a stretch of 64: less than R / 64 times v."""
+    module = make(1, 16)
+    leaves = random_qkv(2048, 2048, batch=1, heads=1, width=16)
+    with kept() as found:
+        module(*leaves, Mask(causal=causal))
+    features = 44 if isinstance(module, Performer) else 16
+    sums = 2048 // 64 * features * 18 if causal else 2 * features * 18
+    constants = features * 16
+    assert sum(found.values()) <= 4 * (4 * 2048 * 16 + sums + constants)
+
+
+def test_gradients_under_autocast(make: Callable[[int, int], Mechanism], random_qkv: Draw) -> None:
+    """E07: gradients that are asked for within autocast are the same numbers."""
+    module = make(2, 8)
+    leaves = random_qkv(100, 100, width=8)
+    for causal in (False, True):
+        plain = torch.autograd.grad(module(*leaves, Mask(causal=causal)).square().sum(), leaves)
+        with torch.autocast("cpu", torch.bfloat16):
+            cast = torch.autograd.grad(module(*leaves, Mask(causal=causal)).square().sum(), leaves)
+        assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+def test_under_torch_func(make: Callable[[int, int], Mechanism], random_qkv: Draw) -> None:
+    """torch.func takes the formulas: gradients as ever, and gradients of each sample by itself."""
+    module = make(2, 4)
+    leaves = random_qkv(70, 70)
+
+    def loss(*inputs: Tensor, causal: bool) -> Tensor:
+        return module(*inputs, Mask(causal=causal)).square().sum()
+
+    for causal in (False, True):
+        right = torch.autograd.grad(loss(*leaves, causal=causal), leaves)
+        detached = [x.detach() for x in leaves]
+        for a, b in zip(torch.func.grad(loss, (0, 1, 2))(*detached, causal=causal), right, strict=True):
+            close(a, b)
+    each = torch.func.vmap(torch.func.grad(lambda *x: loss(*x, causal=False), (0, 1, 2)))
+    right = torch.autograd.grad(loss(*leaves, causal=False), leaves)
+    for a, b in zip(each(*(x.detach()[:, None] for x in leaves)), right, strict=True):
+        close(a[:, 0], b)
+
+
+def test_features_that_changed_before_the_gradients_are_noticed(random_qkv: Draw) -> None:
+    """Features are made again for the gradients: with another W these would be wrong, and nobody would see."""
+    module = Performer(2, 8, redraw_every=1)
+    leaves = random_qkv(9, 9, width=8)
+    for causal in (False, True):
+        out = module(*leaves, Mask(causal=causal))
+        module.after_step(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_the_slope_of_elu_at_0() -> None:
+    """log(elu(k) + 1) has the slope 1 at 0 itself, where padding, ReLU and dropout put many numbers."""
+    q, v = torch.zeros(1, 1, 1, 1), torch.tensor([[[[6.0], [12.0]]]])
+    k = torch.zeros(1, 1, 2, 1, requires_grad=True)
+    (grad,) = torch.autograd.grad(Linear(1, 1)(q, k, v).sum(), k)
+    close(grad, torch.tensor([[[[-1.5], [1.5]]]]))
 
 
 # By steps
@@ -541,7 +657,7 @@ def test_e08_memory_is_linear(make: Callable[[int, int], Mechanism], causal: boo
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_g6_causal_at_4096_under_a_stated_bound(name: str, random_qkv: Draw) -> None:
-    """G6: no tensor above 4 bytes for each place and key of its chunk, or feature; 7 times that kept."""
+    """G6: no tensor above 4 bytes for each place and key of its chunk, or feature; twice that kept."""
     module = MAKERS[name](2, 16)
     features = 44 if name == "Performer" else 16
     q, k, v = random_qkv(4096, 4096, batch=1, width=16)
@@ -549,7 +665,7 @@ def test_g6_causal_at_4096_under_a_stated_bound(name: str, random_qkv: Draw) -> 
     assert bound < 3 * 2**20
     largest, held = measure(module, (q, k, v), Mask(causal=True))
     assert largest <= bound
-    assert held <= 7 * bound
+    assert held <= 2 * bound
 
 
 def test_one_graph_over_many_chunks(monkeypatch: pytest.MonkeyPatch, random_qkv: Draw) -> None:

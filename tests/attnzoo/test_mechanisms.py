@@ -202,3 +202,37 @@ def test_no_tokens_at_all(make: Make, random_qkv: Draw) -> None:
     out = attn(torch.randn(2, 2, 3, 4), k, v)
     assert out.shape == (2, 2, 3, 4)
     assert (out == 0).all()
+
+
+def inputs(attn: Mechanism, random_qkv: Draw, **sizes: int) -> tuple[list[Tensor], Mask]:
+    """q, k and v of 40 tokens, k being q where keys must be the queries, and a causality that the mechanism has."""
+    q, k, v = random_qkv(40, 40, width=8, **sizes)
+    return [q, q if attn.traits.shared_qk else k, v], Mask(causal=attn.traits.causal)
+
+
+def test_no_samples_at_all(make: Make, random_qkv: Draw) -> None:
+    """A batch that happens to be empty gives an empty output, and gradients."""
+    attn = make(2, 8)
+    given, mask = inputs(attn, random_qkv, batch=0)
+    out = attn(*given, mask)
+    assert out.shape == (0, 2, 40, 8)
+    out.sum().backward()
+    assert given[0].grad is not None
+    assert given[2].grad is not None
+
+
+def test_shapes_without_numbers(make: Make, random_qkv: Draw) -> None:
+    """On the device "meta", where sizes of models are tried out before there is memory for them."""
+    attn = make(2, 8).to("meta")
+    given, mask = inputs(attn, random_qkv)
+    q, k, v = (x.detach().to("meta") for x in given)
+    assert attn(q, q if attn.traits.shared_qk else k, v, mask).shape == (2, 2, 40, 8)
+
+
+def test_whole_numbers_are_refused(make: Make, random_qkv: Draw) -> None:
+    """Tokens are no vectors: what was meant to be embedded first is told so, with its type."""
+    attn = make(2, 8)
+    given, mask = inputs(attn, random_qkv)
+    given[2] = given[2].long()
+    with pytest.raises(ValueError, match=r"takes floating-point q, k and v; got torch.float32, .*, torch.int64"):
+        attn(*given, mask)

@@ -225,6 +225,17 @@ def test_the_key_projection_has_no_bias() -> None:
     assert [name for name, _ in bare.named_parameters() if "bias" in name] == []
 
 
+def test_a_site_that_is_not_causal_refuses_causal_masks() -> None:
+    """What was built as a fact is no wish of a call: causal=False refuses, None leaves it open, True needs no word."""
+    x = torch.randn(1, 5, 8)
+    with pytest.raises(ValueError, match=r"built with causal=False; leave causal out to decide it in each call"):
+        MultiheadAttention(8, 2, causal=False)(x, mask=Mask(causal=True))
+    told, asked = MultiheadAttention(8, 2, causal=True), MultiheadAttention(8, 2)
+    told.load_state_dict(asked.state_dict())
+    keep = torch.tensor([[1, 1, 0, 1, 1]]).bool()
+    close(told(x, mask=Mask(key_keep=keep)), asked(x, mask=Mask(causal=True, key_keep=keep)))
+
+
 def test_the_map_of_the_shell_is_the_map_of_its_mechanism() -> None:
     """K2: weights sum to one over the keys, and applied to v they are the output of the heads."""
     attn = MultiheadAttention(8, 2).eval()
