@@ -4,6 +4,7 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head wi
 """
 
 import inspect
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -45,9 +46,7 @@ class Mechanism(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        for name, value in (("num_heads", num_heads), ("head_dim", head_dim)):
-            if value < 1:
-                raise ValueError(f"{type(self).__name__}: {name} must be at least 1, got {value}")
+        at_least(1, type(self).__name__, num_heads=num_heads, head_dim=head_dim)
         if not 0 <= dropout < 1:
             raise ValueError(f"{type(self).__name__}: dropout must lie in [0, 1), got {dropout}")
         self.num_heads = num_heads
@@ -284,3 +283,12 @@ class Mechanism(nn.Module):
                 f"{type(self).__name__} was built for num_heads={self.num_heads}, head_dim={self.head_dim}: "
                 f"q must be [B, {self.num_heads}, T, {self.head_dim}], got {tuple(q.shape)}"
             )
+
+
+def at_least(least: int, owner: str, **options: object) -> None:
+    """Raises ``ValueError``, in the name of ``owner``, for an option that is no whole number from ``least`` up."""
+    for name, value in options.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise ValueError(f"{owner}: {name} must be a whole number, got {value!r}")
+        if value is not None and value < least:
+            raise ValueError(f"{owner}: {name} must be at least {least}, got {value}")

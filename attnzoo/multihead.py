@@ -168,6 +168,8 @@ class MultiheadAttention(nn.Module):
         """
         mask = site_mask(mask, self.causal)
         for name, tensor, width in (("x", x, self.q_proj.in_features), ("context", context, self.v_proj.in_features)):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}; a mask is given as mask=...")
             if tensor is not None and (tensor.dim() != 3 or tensor.shape[2] != width):
                 raise ValueError(f"{name} must be [B, length, {width}], got {tuple(tensor.shape)}")
         cross = context is not None

@@ -35,7 +35,7 @@ from torch import Tensor, arange, nn
 from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.blocks import banded
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 
@@ -82,8 +82,7 @@ class AdaptiveSpan(Mechanism):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        if max_span < 1:
-            raise ValueError(f"AdaptiveSpan: max_span counts the query's own place, at least 1; got {max_span}")
+        at_least(1, "AdaptiveSpan", max_span=max_span, ramp=ramp)
         if ramp < 2:
             raise ValueError(f"AdaptiveSpan: ramp must be at least 2, else a span has no slope to learn on; got {ramp}")
         if not 0 <= init_ratio <= 1:

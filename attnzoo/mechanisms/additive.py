@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 CHUNK_ELEMENTS = 1 << 22
@@ -60,8 +60,7 @@ class Additive(Mechanism):
     def __init__(self, num_heads: int, head_dim: int, *, hidden_dim: int | None = None, dropout: float = 0.0) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
         width = head_dim if hidden_dim is None else hidden_dim
-        if width < 1:
-            raise ValueError(f"Additive: hidden_dim must be at least 1, got {hidden_dim}")
+        at_least(1, "Additive", hidden_dim=hidden_dim)
         self.hidden_dim = width
         self.query_weight = nn.Parameter(torch.empty(num_heads, head_dim, width))
         self.key_weight = nn.Parameter(torch.empty(num_heads, head_dim, width))

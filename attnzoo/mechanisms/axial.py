@@ -49,7 +49,7 @@ from attnzoo.kernels.packing import front, take
 from attnzoo.kernels.sdpa import dense, fused
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask, hide_keys
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 Combine = Literal["sequence", "sum"]
@@ -115,8 +115,7 @@ class Axial(Mechanism):
             )
         if len(grid) == 0 or any(length < 1 for length in grid):
             raise ValueError(f"Axial: grid must hold the length of each axis, all at least 1; got {grid}")
-        if prefix_tokens is not None and prefix_tokens < 0:
-            raise ValueError(f"Axial: prefix_tokens must be at least 0, got {prefix_tokens}")
+        at_least(0, "Axial", prefix_tokens=prefix_tokens)
         self.combine = combine
         self.grid = tuple(grid)
         self.prefix_tokens = prefix_tokens or 0

@@ -35,7 +35,7 @@ from attnzoo.bias import Bias
 from attnzoo.kernels.flex import Backend, check_backend, flex
 from attnzoo.kernels.gathered import gathered, pattern
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 Named = Literal["fixed", "random"]
@@ -96,8 +96,7 @@ class BlockSparse(Mechanism):
         layer: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        if block_size < 1:
-            raise ValueError(f"BlockSparse: block_size must be at least 1, got {block_size}")
+        at_least(1, "BlockSparse", block_size=block_size)
         check_backend("BlockSparse", backend, dropout)
         if isinstance(layout, str) and layout not in get_args(Named):
             raise ValueError(f"BlockSparse: layout must be nested lists or one of {get_args(Named)}, got {layout!r}")
@@ -110,8 +109,7 @@ class BlockSparse(Mechanism):
         ):
             if value is not None and not read:
                 raise ValueError(f"BlockSparse: {name}={value} is not read by this layout; leave it None")
-            if value is not None and value < least:
-                raise ValueError(f"BlockSparse: {name} must be at least {least}, got {value}")
+            at_least(least, "BlockSparse", **{name: value})
             counts.append(0 if not read else default if value is None else value)
         self.block_size = block_size
         self.layout = layout

@@ -38,7 +38,7 @@ from attnzoo.kernels.flex import Backend, check_backend, flex
 from attnzoo.kernels.gathered import Sees, gathered, meet, pairs, pattern, pick
 from attnzoo.kernels.seats import along, leave, row, segmented
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 DRAWS = 1024
@@ -95,9 +95,8 @@ class GlobalLocal(Mechanism):
         self.window = window
         self.num_global = (prefix_tokens or 1) if num_global is None else num_global
         self.num_random = num_random
-        for name, value, least in (("window", window, 1), ("num_global", num_global, 0), ("num_random", num_random, 0)):
-            if value is not None and value < least:
-                raise ValueError(f"GlobalLocal: {name} must be at least {least}, got {value}")
+        at_least(1, "GlobalLocal", window=window)
+        at_least(0, "GlobalLocal", num_global=num_global, num_random=num_random)
         check_backend("GlobalLocal", backend, dropout)
         self.seed = seed
         self.backend = backend

@@ -34,7 +34,7 @@ from attnzoo.bias import Bias
 from attnzoo.kernels.packing import front, take
 from attnzoo.kernels.sdpa import fused
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 Sharing = Literal["headwise", "none", "key_value"]
@@ -110,8 +110,7 @@ class Linformer(Mechanism):
         max_len: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        if rank < 1:
-            raise ValueError(f"Linformer: rank must be at least 1, got {rank}")
+        at_least(1, "Linformer", rank=rank, max_len=max_len)
         if sharing not in get_args(Sharing):
             raise ValueError(f"Linformer: sharing must be one of {', '.join(get_args(Sharing))}; got {sharing!r}")
         if max_len is None:
@@ -119,8 +118,6 @@ class Linformer(Mechanism):
                 "Linformer: max_len is missing, the longest sequence that will come, which its projections are built "
                 "for: give Linformer(..., max_len=512), or max_len to the MultiheadAttention that holds it"
             )
-        if max_len < 1:
-            raise ValueError(f"Linformer: max_len must be at least 1, got {max_len}")
         self.rank = rank
         self.sharing = sharing
         self.max_len = max_len

@@ -36,7 +36,7 @@ from attnzoo.kernels.hashing import lay_out, terms_at
 from attnzoo.kernels.heads import by_heads
 from attnzoo.kernels.precision import full_precision
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 NOWHERE = -2
@@ -100,9 +100,7 @@ class LSH(Mechanism):
         layer: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        for name, value in (("bucket_size", bucket_size), ("num_rounds", num_rounds)):
-            if value < 1:
-                raise ValueError(f"LSH: {name} must be at least 1, got {value}")
+        at_least(1, "LSH", bucket_size=bucket_size, num_rounds=num_rounds)
         if num_buckets < 2 or num_buckets % 2:
             raise ValueError(f"LSH: num_buckets must be an even number from 2 up, got {num_buckets}")
         self.bucket_size = bucket_size

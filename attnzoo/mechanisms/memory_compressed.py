@@ -40,7 +40,7 @@ from attnzoo.kernels.packing import front, take
 from attnzoo.kernels.sdpa import fused
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.state import check_new, check_room
 from attnzoo.traits import Traits
 
@@ -123,8 +123,7 @@ class MemoryCompressed(Mechanism):
 
     def __init__(self, num_heads: int, head_dim: int, *, factor: int = 3, dropout: float = 0.0) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        if factor < 1:
-            raise ValueError(f"MemoryCompressed: factor must be at least 1, got {factor}")
+        at_least(1, "MemoryCompressed", factor=factor)
         self.factor = factor
         self.key_kernel = nn.Parameter(torch.empty(num_heads, factor, head_dim, head_dim))
         self.value_kernel = nn.Parameter(torch.empty(num_heads, factor))

@@ -33,7 +33,7 @@ from attnzoo.kernels.heads import by_heads
 from attnzoo.kernels.packing import front, take
 from attnzoo.kernels.precision import full_precision
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 
@@ -73,9 +73,7 @@ class MoBA(Mechanism):
         self, num_heads: int, head_dim: int, *, block_size: int = 8, top_k: int = 3, dropout: float = 0.0
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        for name, value in (("block_size", block_size), ("top_k", top_k)):
-            if value < 1:
-                raise ValueError(f"MoBA: {name} must be at least 1, got {value}")
+        at_least(1, "MoBA", block_size=block_size, top_k=top_k)
         self.block_size = block_size
         self.top_k = top_k
 

@@ -38,7 +38,7 @@ from attnzoo.kernels.precision import full_precision
 from attnzoo.kernels.sdpa import fused
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask, hide_keys
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 
@@ -96,9 +96,7 @@ class Nystrom(Mechanism):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        for name, value in (("num_landmarks", num_landmarks), ("iterations", iterations)):
-            if value < 1:
-                raise ValueError(f"Nystrom: {name} must be at least 1, got {value}")
+        at_least(1, "Nystrom", num_landmarks=num_landmarks, iterations=iterations)
         if kernel_size is not None and (kernel_size < 1 or kernel_size % 2 == 0):
             raise ValueError(f"Nystrom: kernel_size must be odd, so that it has a middle, or None; got {kernel_size}")
         self.num_landmarks = num_landmarks

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.kernels.precision import full_precision
+from attnzoo.mechanism import at_least
 from attnzoo.running_sums import FeatureAttention
 
 
@@ -70,9 +71,7 @@ class Performer(FeatureAttention):
         layer: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        for name, value in (("num_features", num_features), ("redraw_every", redraw_every)):
-            if value is not None and value < 1:
-                raise ValueError(f"Performer: {name} must be None or at least 1, got {value}")
+        at_least(1, "Performer", num_features=num_features, redraw_every=redraw_every)
         self.num_features = max(2, round(head_dim * math.log(head_dim))) if num_features is None else num_features
         self.redraw_every = redraw_every
         self.seed = seed

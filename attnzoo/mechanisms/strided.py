@@ -36,7 +36,7 @@ from attnzoo.kernels.gathered import gathered, in_parts, pairs, pattern, pick
 from attnzoo.kernels.seats import leave, seats
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, at_least
 from attnzoo.traits import Traits
 
 Kind = Literal["strided", "fixed"]
@@ -85,8 +85,7 @@ class Strided(Mechanism):
         check_backend("Strided", backend, dropout)
         if kind not in get_args(Kind):
             raise ValueError(f"Strided: kind must be one of {get_args(Kind)}, got {kind!r}")
-        if stride < 1:
-            raise ValueError(f"Strided: stride must be at least 1, got {stride}")
+        at_least(1, "Strided", stride=stride)
         if kind == "strided" and summary is not None:
             raise ValueError(f"Strided: summary={summary} is not read by kind='strided'; leave it None")
         if summary is not None and not 1 <= summary <= stride:

@@ -731,9 +731,9 @@ def test_options() -> None:
     assert "feature_map=exp" in repr(Linear(2, 8, feature_map="exp"))
     with pytest.raises(ValueError, match="Linear: feature_map must be one of elu, relu, exp; got 'softmax'"):
         Linear(2, 8, feature_map="softmax")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Performer: num_features must be None or at least 1, got 0"):
+    with pytest.raises(ValueError, match="Performer: num_features must be at least 1, got 0"):
         Performer(2, 8, num_features=0)
-    with pytest.raises(ValueError, match="Performer: redraw_every must be None or at least 1, got 0"):
+    with pytest.raises(ValueError, match="Performer: redraw_every must be at least 1, got 0"):
         Performer(2, 8, redraw_every=0)
 
 

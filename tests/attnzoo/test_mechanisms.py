@@ -1,12 +1,16 @@
 """The numbers of each mechanism against its own formula."""
 
+import functools
+import inspect
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnzoo import Additive, Mask, Mechanism, OffsetBias, Softmax, attention_map
+from attnzoo import Additive, Mask, Mechanism, MultiheadAttention, OffsetBias, Softmax, attention_map
+from attnzoo.catalogue import construct
+from attnzoo.laws import SITE
 
 Make = Callable[..., Mechanism]
 Brute = Callable[..., Tensor]
@@ -236,3 +240,23 @@ def test_whole_numbers_are_refused(make: Make, random_qkv: Draw) -> None:
     given[2] = given[2].long()
     with pytest.raises(ValueError, match=r"takes floating-point q, k and v; got torch.float32, .*, torch.int64"):
         attn(*given, mask)
+
+
+def test_sizes_are_whole_numbers(kind: type[Mechanism]) -> None:
+    """A block of 2.5 keys would be taken for something; it is refused by the name of the option."""
+    sizes = [
+        name
+        for name, option in inspect.signature(kind).parameters.items()
+        if type(option.default) is int and name != "seed"
+    ]
+    for name in sizes:
+        with pytest.raises(ValueError, match=rf"{name} must be .*(whole|even) number.*, got 2.5|{name}.*; got 2.5"):
+            construct(functools.partial(kind, **{name: 2.5}), 4, 8, **SITE)
+    with pytest.raises(ValueError, match=r"num_heads must be a whole number, got 4.0"):
+        construct(kind, 4.0, 8, **SITE)  # type: ignore[arg-type]
+
+
+def test_a_mask_in_the_place_of_a_context() -> None:
+    """What is easily written is told what it would have been."""
+    with pytest.raises(ValueError, match=r"context must be a tensor, got Mask; a mask is given as mask=\.\.\."):
+        MultiheadAttention(8, 2)(torch.randn(1, 5, 8), Mask(causal=True))  # type: ignore[arg-type]
