@@ -157,15 +157,19 @@ def measure(folder: Path, arguments: list[str]) -> int:
     """Measures what this state of the library has not measured yet, writes result and picture, prints the tables."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--only", default="", help="mechanisms, by name, with commas between; all if left out")
+    parser.add_argument("--modes", default=",".join(MODES), help="training, decoding or both, which is the default")
     parser.add_argument("--lengths", default="", help="lengths, with commas between; 512 to 32768 if left out")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds at each length ({ROUNDS})")
     options = parser.parse_args(arguments)
     only = chosen(parser, options.only)
     lengths = [int(length) for length in options.lengths.split(",") if length] or LENGTHS
+    modes = options.modes.split(",")
+    if unknown := set(modes) - set(MODES):
+        parser.error(f"--modes: there is no {', '.join(sorted(unknown))}; choose from {', '.join(MODES)}")
     now = library()
     home = folder / "-".join(only) if only else folder
     pieces = []
-    for mode in MODES:
+    for mode in modes:
         for length in lengths:
             path = home / "pieces" / f"{mode}-{length}-{options.rounds}.json"
             known = json.loads(path.read_text()) if path.is_file() else None
@@ -177,7 +181,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
     result = summary(pieces)
     (home / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     curves(result, home / "speed.png")
-    for mode in MODES:
+    for mode in modes:
         show(table(result, mode))
     print(f"figures: {home / 'result.json'}, {home / 'speed.png'}")
     return 0
