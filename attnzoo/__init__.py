@@ -7,6 +7,7 @@ An attention is two parts: a projection shell (``MultiheadAttention``) and a mec
 from attnzoo.bias import OffsetBias
 from attnzoo.blocks import DecoderBlock, EncoderBlock, FeedForward
 from attnzoo.catalogue import CATALOGUE, build, from_spec, spec
+from attnzoo.heads.diversity import DiversityKind, HeadDiversity
 from attnzoo.latent import MultiheadLatentAttention
 from attnzoo.laws import check_attention
 from attnzoo.mask import Mask
@@ -43,10 +44,12 @@ __all__ = [
     "BlockSparse",
     "DecoderBlock",
     "Differential",
+    "DiversityKind",
     "EncoderBlock",
     "FeedForward",
     "Flash",
     "GlobalLocal",
+    "HeadDiversity",
     "Linear",
     "Linformer",
     "Local",

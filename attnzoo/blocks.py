@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from attnzoo.catalogue import Factory
+from attnzoo.heads.diversity import HeadDiversity
 from attnzoo.kernels.dropout import Dropout
 from attnzoo.mask import Mask, as_mask, hide
 from attnzoo.mechanism import Mechanism
@@ -28,7 +29,13 @@ class Shell(Protocol):
     mechanism: Mechanism
 
     def __call__(self, x: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
-        """[B, T, E] -> [B, T, E]."""
+        """[B, T, E] -> [B, T, E]: ``merge(attend(...))``."""
+
+    def attend(self, x: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None) -> Tensor:
+        """[B, T, E] -> the outputs of the heads [B, H, T, Dv]."""
+
+    def merge(self, heads: Tensor) -> Tensor:
+        """[B, H, T, Dv] -> [B, T, E]."""
 
     def init_state(self, batch_size: int, max_len: int) -> Any:
         """An empty state."""
@@ -74,6 +81,7 @@ class _Residual(nn.Module):
     dropout: Dropout
     feed_forward: nn.Module
     feed_forward_norm: nn.LayerNorm
+    head_diversity: HeadDiversity | None
 
     def enter(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """What the branch sees."""
@@ -83,6 +91,22 @@ class _Residual(nn.Module):
         """The sum of x and what the branch made of it."""
         x = x + self.dropout(y)
         return x if self.norm_first else norm(x)
+
+    def attend(self, attention: Any, *inputs: Tensor, real: Tensor | None, **site: Any) -> tuple[Tensor, Tensor | None]:
+        """The branch of an attention, and its share of the loss: for its parameters, and for heads that are alike.
+
+        Args:
+            attention: the shell.
+            inputs: x, and the context of cross-attention.
+            real: bool [B, T], which tokens of x are real; all if None.
+            site: further keywords of the shell.
+        """
+        penalty, diversity = attention.mechanism.penalty(), self.head_diversity
+        if diversity is None or not diversity.on:
+            return attention(*inputs, **site), penalty
+        heads = attention.attend(*inputs, **site)
+        alike = diversity.strength * diversity(attention, heads, *inputs, real=real, **site)
+        return attention.merge(heads), alike if penalty is None else penalty + alike
 
     def feed(self, x: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
         """The branch of the feed-forward, and its aux."""
@@ -101,6 +125,7 @@ class EncoderBlock(_Residual):
         hidden_dim: width of the feed-forward; 4 E if None.
         dropout: of both branches. Dropout of the attention weights is the mechanism's own.
         norm_first: normalise what goes into a branch (pre-norm) rather than the sum (post-norm, the paper).
+        head_diversity: what asks the heads to differ, one for all blocks of a model; None for nothing.
         shell: a factory of the projections around the mechanism.
         site: further keywords of the shell: position, num_kv_heads, and facts of the site.
 
@@ -121,12 +146,14 @@ class EncoderBlock(_Residual):
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
+        head_diversity: HeadDiversity | None = None,
         shell: ShellFactory = MultiheadAttention,
         **site: Any,
     ) -> None:
         super().__init__()
         self.norm_first = norm_first
         self.attention = shell(dim, num_heads, mechanism, **site)
+        self.head_diversity = _watching(head_diversity, self.attention)
         self.feed_forward = feed_forward(dim, hidden_dim, dropout)
         self.attention_norm, self.feed_forward_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.dropout = Dropout(dropout)
@@ -134,9 +161,11 @@ class EncoderBlock(_Residual):
     def forward(self, x: Tensor, *, mask: Mask | None = None, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """[B, T, E] -> [B, T, E] and aux. Padding comes out finite, whatever went in."""
         x = hide(x, as_mask(mask).key_keep)
-        y = self.attention(self.enter(x, self.attention_norm), mask=mask, positions=positions)
+        real = as_mask(mask).key_keep
+        site = {"mask": mask, "positions": positions}
+        y, penalty = self.attend(self.attention, self.enter(x, self.attention_norm), real=real, **site)
         x, aux = self.feed(self.leave(x, y, self.attention_norm), mask)
-        return x, _with_penalties(aux, self.attention)
+        return x, _sum(aux, penalty)
 
 
 class DecoderState(NamedTuple):
@@ -159,6 +188,7 @@ class DecoderBlock(_Residual):
         hidden_dim: width of the feed-forward; 4 E if None.
         dropout: of each branch.
         norm_first: pre-norm rather than post-norm.
+        head_diversity: what asks the heads of either attention to differ, see ``EncoderBlock``.
         shell: a factory of the projections around the self-attention's mechanism, see ``EncoderBlock``.
         site: further keywords of that shell: position, num_kv_heads, and facts of the site.
 
@@ -188,6 +218,7 @@ class DecoderBlock(_Residual):
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         norm_first: bool = True,
+        head_diversity: HeadDiversity | None = None,
         shell: ShellFactory = MultiheadAttention,
         **site: Any,
     ) -> None:
@@ -198,6 +229,7 @@ class DecoderBlock(_Residual):
             dim, num_heads, cross_mechanism, context_dim=context_dim, layer=site.get("layer")
         )
         self.cross_attention.mechanism.require("cross", "a context")
+        self.head_diversity = _watching(head_diversity, self.attention, self.cross_attention)
         self.feed_forward = feed_forward(dim, hidden_dim, dropout)
         self.attention_norm, self.cross_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.feed_forward_norm = nn.LayerNorm(dim)
@@ -211,14 +243,23 @@ class DecoderBlock(_Residual):
         mask: Mask | None = None,
         context_mask: Mask | None = None,
         positions: Tensor | None = None,
+        real: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """[B, T, E] and the encoder's [B, S, context_dim] -> [B, T, E] and aux."""
+        """[B, T, E] and the encoder's [B, S, context_dim] -> [B, T, E] and aux.
+
+        ``real``, bool [B, T], tells ``head_diversity`` what is padding where causality alone keeps it out; it is the
+        mask's ``key_keep`` if None.
+        """
         x = hide(x, as_mask(mask).key_keep)
-        y = self.attention(self.enter(x, self.attention_norm), mask=mask, positions=positions)
+        real = as_mask(mask).key_keep if real is None else real
+        site = {"mask": mask, "positions": positions}
+        y, own = self.attend(self.attention, self.enter(x, self.attention_norm), real=real, **site)
         x = self.leave(x, y, self.attention_norm)
-        y = self.cross_attention(self.enter(x, self.cross_norm), context, mask=context_mask)
+        y, cross = self.attend(
+            self.cross_attention, self.enter(x, self.cross_norm), context, real=real, mask=context_mask
+        )
         x, aux = self.feed(self.leave(x, y, self.cross_norm), mask)
-        return x, _with_penalties(aux, self.attention, self.cross_attention)
+        return x, _sum(aux, own, cross)
 
     def init_state(self, context: Tensor, max_len: int, *, context_mask: Mask | None = None) -> DecoderState:
         """The state before the first token: room for ``max_len`` of them, and the projected context."""
@@ -235,9 +276,14 @@ class DecoderBlock(_Residual):
         return self.feed(x, mask)[0], DecoderState(past, memory)
 
 
-def _with_penalties(aux: Tensor, *attentions: Shell) -> Tensor:
-    for attention in attentions:
-        penalty = attention.mechanism.penalty()
-        if penalty is not None:
-            aux = aux + penalty
+def _watching(diversity: HeadDiversity | None, *attentions: Shell) -> HeadDiversity | None:
+    if diversity is not None:
+        for attention in attentions:
+            diversity.watch(attention)
+    return diversity
+
+
+def _sum(aux: Tensor, *penalties: Tensor | None) -> Tensor:
+    for penalty in penalties:
+        aux = aux if penalty is None else aux + penalty
     return aux

@@ -173,3 +173,8 @@ def norm_of_heads(asked: bool | None, mechanism: Mechanism, value_dim: int) -> H
 
 def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, T, H D] -> [B, H, T, D]."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -152,9 +152,17 @@ class MultiheadLatentAttention(nn.Module):
         return self.merge(self.attend(x, mask=mask, bias=bias, positions=positions))
 
     def attend(
-        self, x: Tensor, *, mask: Mask | None = None, bias: Bias | None = None, positions: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        mask: Mask | None = None,
+        bias: Bias | None = None,
+        positions: Tensor | None = None,
+        values: Tensor | None = None,
     ) -> Tensor:
         """The output of each head before the output projection, [B, H, T, Dv]; arguments as ``forward``.
+
+        ``values`` [T, m] stand in for those of every head.
 
         Raises:
             ValueError: for shapes that do not fit, and for what the mechanism or the site cannot honour.
@@ -165,7 +173,12 @@ class MultiheadLatentAttention(nn.Module):
         nope, rope = self._queries(x, positions)
         latent, rope_key = self._kept(x, positions)
         k = torch.cat([self._split(self.k_up(latent)), rope_key.expand(-1, self.num_heads, -1, -1)], dim=-1)
-        return self.mechanism(torch.cat([nope, rope], dim=-1), k, self._split(self.v_up(latent)), mask, bias)
+        v = self._split(self.v_up(latent)) if values is None else values.expand(*k.shape[:2], -1, -1)
+        return self.mechanism(torch.cat([nope, rope], dim=-1), k, v, mask, bias)
+
+    def project_values(self, x: Tensor) -> Tensor:
+        """The values of each head: [B, T, E] -> [B, H, T, Dv]."""
+        return self._split(self.v_up(self.kv_norm(self.kv_down(x))))
 
     def merge(self, heads: Tensor) -> Tensor:
         """Output projection: [B, H, T, Dv] -> [B, T, E]."""

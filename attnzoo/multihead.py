@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from attnzoo.bias import Bias
 from attnzoo.catalogue import Factory, construct
-from attnzoo.headwise import Gate, GateForm, QKNormForm, norm_of_heads, query_key_norms
+from attnzoo.headwise import Gate, GateForm, QKNormForm, norm_of_heads, query_key_norms, split_heads
 from attnzoo.mask import Mask, as_mask, hide, site_mask
 from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.positions import ScoreTerms, Shaw, Turning
@@ -158,10 +158,11 @@ class MultiheadAttention(nn.Module):
         bias: Bias | None = None,
         positions: Tensor | None = None,
         context_positions: Tensor | None = None,
+        values: Tensor | None = None,
     ) -> Tensor:
         """The output of each head before the output projection, [B, H, T, Dv].
 
-        Arguments as ``forward``.
+        Arguments as ``forward``; ``values`` [S, m] take the place of every head's, and pass by norm and gate.
 
         Raises:
             ValueError: for shapes that do not fit, and for what the mechanism or the site cannot honour.
@@ -183,6 +184,8 @@ class MultiheadAttention(nn.Module):
         places = places_of(self.position, x, mask, positions, context_positions, cross=cross)
         q, k, v = self._project(x, source)
         q, k, bias = act(self.position, self.mechanism, q, k, bias, places, source.shape[1])
+        if values is not None:
+            return self.mechanism(q, k, values.expand(*v.shape[:2], -1, -1), mask, bias)
         if isinstance(self.position, Shaw):
             heads = self.position.attend(self.mechanism, q, k, v, mask, bias, places)
         else:
@@ -224,7 +227,15 @@ class MultiheadAttention(nn.Module):
         self.mechanism.require("cross", "a memory")
         if isinstance(self.position, ScoreTerms):
             raise ValueError(f"position={type(self.position).__name__} has no meaning on a memory; build it without")
-        return self.mechanism.memory(self._keys(source), _split(self.v_proj(source), self.num_kv_heads), mask)
+        return self.mechanism.memory(self._keys(source), self.project_values(source), mask)
+
+    def recall(self, x: Tensor, memory: State, mask: Mask | None = None, bias: Bias | None = None) -> Tensor:
+        """Heads of the queries x [B, t, E] on a ``memory``, [B, H, t, Dv]; their ``merge`` is what ``step`` gives."""
+        return self._finish(self.mechanism.step(self._queries(x), None, None, memory, mask, bias)[0], x)
+
+    def project_values(self, source: Tensor) -> Tensor:
+        """The values of each key/value head: [B, S, context_dim] -> [B, G, S, Dv]."""
+        return split_heads(self.v_proj(source), self.num_kv_heads)
 
     def step(
         self,
@@ -256,8 +267,7 @@ class MultiheadAttention(nn.Module):
         if on_memory != state.fixed:
             raise ValueError(f"on_memory={on_memory}, but the state is {'a' if state.fixed else 'no'} memory")
         if on_memory:
-            heads, state = self.mechanism.step(self._queries(x), None, None, state, mask, bias)
-            return self.merge(self._finish(heads, x)), state
+            return self.merge(self.recall(x, state, mask, bias)), state
         x = hide(x, mask.key_keep)
         q, k, v = self._project(x, x)
         places = None
@@ -272,23 +282,19 @@ class MultiheadAttention(nn.Module):
         return self.merge(self._finish(heads, x)), state
 
     def _queries(self, x: Tensor) -> Tensor:
-        q = _split(self.q_proj(x), self.num_heads)
+        q = split_heads(self.q_proj(x), self.num_heads)
         return q if self.q_norm is None else self.q_norm(q)
 
     def _keys(self, source: Tensor) -> Tensor:
         assert self.k_proj is not None
-        k = _split(self.k_proj(source), self.num_kv_heads)
+        k = split_heads(self.k_proj(source), self.num_kv_heads)
         return k if self.k_norm is None else self.k_norm(k)
 
     def _project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self._queries(x)
-        return q, q if self.k_proj is None else self._keys(source), _split(self.v_proj(source), self.num_kv_heads)
+        return q, q if self.k_proj is None else self._keys(source), self.project_values(source)
 
     def _finish(self, heads: Tensor, x: Tensor) -> Tensor:
         if self.head_norm is not None:
             heads = self.head_norm(heads)
         return heads if self.gate is None else heads * self.gate(x)
-
-
-def _split(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
