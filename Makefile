@@ -2,14 +2,14 @@
 # Variables are exported and read from the environment, never pasted into a shell line.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-export EXP ATTENTION ARGS IMAGE TEXT INPUT CSV CKPT OUT INVERT FIGURE
+export EXP ATTENTION ARGS IMAGE TEXT INPUT CSV CKPT OUT INVERT FIGURE OVER SEEDS MATCH RUNS
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 RUN := $(BIN)/python -m experiments.make
 
-.PHONY: help setup train classify translate forecast export test test-slow golden check format bench reproduce docs clean
+.PHONY: help setup train classify translate forecast export sweep compare test test-slow golden check format bench reproduce docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ forecast: $(READY) ## what follows in a table: CSV=file [CKPT=checkpoint] [OUT=f
 
 export: $(READY) ## a model as .pt2 and .onnx: [CKPT=checkpoint] [OUT=folder]
 	@$(RUN) export
+
+sweep: $(READY) ## every mechanism that fits a preset: EXP=preset [OVER=attention] [SEEDS=3] [MATCH=params] [ARGS=...]
+	@$(RUN) sweep
+
+compare: $(READY) ## a table of the runs and runs/compare.html: [RUNS='runs/vit/*'] [OUT=page.html]
+	@$(RUN) compare
 
 test: $(READY) ## the tests, under five minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -17,6 +17,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "classify": ("experiments.vision.predict:classify", "name what is in a picture: --image=FILE"),
     "translate": ("experiments.translation.predict:translate", "translate --text=TEXT, --input=FILE or standard input"),
     "forecast": ("experiments.forecasting.predict:forecast", "forecast what follows in a table: --csv=FILE"),
+    "sweep": (
+        "experiments.comparing.sweep:sweep",
+        "train every mechanism that fits: --config=NAME [--seeds=3]",
+    ),
+    "compare": ("experiments.comparing.compare:compare", "a table of the runs, and runs/compare.html"),
     "export": ("experiments.training.exporting:export", "write a model as .pt2 and .onnx"),
 }
 """Command -> ("module:function", line of help). The function takes arguments and gives the exit status."""

@@ -19,6 +19,8 @@ TARGETS = {
     "classify": {"IMAGE": "--image", "CKPT": "--ckpt", "INVERT": "--invert", "OUT": "--out"},
     "translate": {"TEXT": "--text", "INPUT": "--input", "OUT": "--output", "CKPT": "--ckpt"},
     "forecast": {"CSV": "--csv", "CKPT": "--ckpt", "OUT": "--out"},
+    "sweep": {"EXP": "--config", "OVER": "--over", "SEEDS": "--seeds", "MATCH": "--match"},
+    "compare": {"RUNS": "--runs", "OUT": "--out"},
     "export": {"CKPT": "--ckpt", "OUT": "--out"},
 }
 """Target -> variable -> option."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
 import shutil
@@ -13,12 +14,14 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from experiments.training import console, pictures, runs, saved
+from experiments.training import console, costs, pictures, runs, saved
 from experiments.training.checkpoints import Stopped
 from experiments.training.cli import ExperimentCLI
 from experiments.training.module import Experiment
 from experiments.training.usage import python
 from experiments.training.wandb_rows import WandbRows
+
+log = logging.getLogger("experiments")
 
 
 def fit(argv: list[str]) -> int:
@@ -75,9 +78,10 @@ def fit(argv: list[str]) -> int:
     if not cli.trainer.is_global_zero:
         return 0
     assert cli.folder is not None
-    # Said first: the run is finished, and stays so whatever happens to its pictures.
+    # Said first: the run is finished, and stays so whatever happens to its costs and pictures.
     console.say(console.results({**tested, "seconds": results["seconds"]}, _next_commands(cli, wandb)))
     try:
+        cli.folder.write_results(results | costs.measure(cli.model, cli.datamodule, cli.mechanism))
         files = pictures.save_pictures(cli.model, cli.datamodule, cli.folder.figures)
         if wandb is not None:
             wandb.log_figures(files, cli.trainer.global_step)
@@ -118,6 +122,8 @@ def _train(cli: ExperimentCLI) -> None:
 def _test_best(cli: ExperimentCLI) -> dict[str, float]:
     """Load the best weights, or the last ones where no validation took place, and test them."""
     best = cli.keeper.best_path or cli.keeper.last_path
+    if cli.keeper.best_path is None:
+        log.warning("No validation took place, so no best weights were kept: the last ones are tested.")
     if best is not None and best.is_file():
         cli.model.load_state_dict(saved.read(best)["state_dict"])
     return _test(cli.trainer, cli.model, cli.datamodule)
@@ -152,6 +158,7 @@ def _record(cli: ExperimentCLI, status: str, seconds: float, tested: dict[str, f
         "parameters": None if network is None else console.parameter_count(network),
         "peak_memory_mib": max(runs.peak_memory_mib(), before.get("peak_memory_mib", 0.0)),
         speed: before.get(speed) if cli.throughput.per_second is None else cli.throughput.per_second,
+        "step_ms": before.get("step_ms") if cli.throughput.step_ms is None else cli.throughput.step_ms,
         "best_step": cli.keeper.best_step,
         "best_val_primary": cli.keeper.best_score,
         "versions": saved.versions(),

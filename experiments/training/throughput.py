@@ -21,6 +21,7 @@ class Throughput(pl.Callback):
     def __init__(self) -> None:
         self.count = 0.0
         self.seconds = 0.0
+        self.steps = 0
         self._counts: list[Tensor] = []
         self._steps = 0
         self._times: list[float] = []
@@ -65,6 +66,7 @@ class Throughput(pl.Callback):
         count = float(torch.stack(self._counts).sum()) * trainer.world_size
         self.count += count
         self.seconds += seconds
+        self.steps += self._steps - 1
         pl_module.write(
             {
                 f"throughput/{pl_module.unit}": round(count / seconds, 2),
@@ -76,6 +78,11 @@ class Throughput(pl.Callback):
     def per_second(self) -> float | None:
         """Samples or tokens per second over all epochs, None before the first is complete."""
         return round(self.count / self.seconds, 2) if self.seconds else None
+
+    @property
+    def step_ms(self) -> float | None:
+        """Milliseconds a step over all epochs, None before the first is complete."""
+        return round(1000 * self.seconds / self.steps, 3) if self.seconds else None
 
 
 def _now(module: pl.LightningModule) -> float:
