@@ -30,7 +30,7 @@ VALUE = "value"
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How a table is written, and what is done about its faults. Text files only: separator, decimal, encoding, header.
+    r"""How a table is written, and what is done about its faults. Of text alone: separator, decimal, encoding, header.
 
     Args:
         targets: columns to be forecast, by name; null takes all columns but those of time and series.
@@ -39,7 +39,7 @@ class TableOptions:
             dates in the first column. "none": rows are only counted.
         series_column: the column that names the series, where several stand in one file (long form).
         series_in_rows: each row is a series: a name, then its values; the targets are then named "value".
-        separator: between cells.
+        separator: between cells, one character; "\s+" for any white space.
         decimal: sign before the fraction, "." or ",".
         date_format: form of the stamps, such as "%d.%m.%Y %H:%M"; null reads 2024-01-31 13:00 and what is certain.
         time_zone: zone of the stamps, such as Europe/Berlin; null takes them as they are.
@@ -70,6 +70,10 @@ class TableOptions:
     def __post_init__(self) -> None:
         if self.decimal not in (".", ","):
             raise ValueError(f"--data.table.decimal is {self.decimal!r}; '.' or ',' was expected.")
+        if len(self.separator) != 1 and self.separator != r"\s+":
+            raise ValueError(
+                f"--data.table.separator is {self.separator!r}; one character was expected, or '\\s+' for white space."
+            )
         if self.separator == self.decimal:
             raise ValueError(
                 f"--data.table.separator and --data.table.decimal are both {self.decimal!r}; give the separator of the "

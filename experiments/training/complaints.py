@@ -33,6 +33,7 @@ def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageErro
         (unknown and _unknown_inside(option, message, parser))
         or _unknown_option(option, inner, message, parser)
         or _unknown_class(option, inner, message, argv)
+        or _wrong_count(option, inner)
         or _wrong_value(option, inner, message, argv)
         or ("", inner, [])
     )
@@ -95,7 +96,15 @@ def _unknown_class(option: str, inner: str, message: str, argv: list[str]) -> Co
     elif option == "--model":
         known = _subclasses(Experiment)
     where = _written(argv, word, option) or option
+    if word in known:
+        form = f"""{where}='{{"0": "{word}"}}'"""
+        return where, f"{where}={word}: name blocks, from 0, and what each takes, such as {form}.", []
     return where, f"{where}={word}: there is no such class.{nearest(word.rpartition('.')[2], known)}", known
+
+
+def _wrong_count(option: str, inner: str) -> Complaint | None:
+    match = re.search(r"Expected a tuple with (\d+) elements?\. Got value: (.*)", inner)
+    return match and (option, f"{option}={match[2]}: {match[1]} values were expected.", [])
 
 
 def _wrong_value(option: str, inner: str, message: str, argv: list[str]) -> Complaint | None:

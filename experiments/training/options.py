@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -24,9 +24,20 @@ def call(function: Callable[..., int], argv: list[str], prog: str) -> int:
     """
     parser = ArgumentParser(prog=prog, allow_abbrev=False, exit_on_error=False)
     parser.add_function_arguments(function, as_positional=False)
+    argv = _switched(argv, function)
     try:
         parsed = parser.parse_args(argv)
     except ArgumentError as error:
         raise complain(str(error), parser, argv) from error
     options: dict[str, Any] = {name: parsed[name] for name in inspect.signature(function).parameters}
     return function(**options)
+
+
+def _switched(argv: list[str], function: Callable[..., int]) -> list[str]:
+    """``--name`` of what is yes or no, without a value, as ``--name=true``: so people write it."""
+    switches = {f"--{name}" for name, kind in get_type_hints(function).items() if kind is bool}
+    following = [*argv[1:], ""]
+    return [
+        f"{word}=true" if word in switches and after.lower() not in ("true", "false") else word
+        for word, after in zip(argv, following, strict=True)
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import pydoc
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,11 +78,9 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"{path} is refused: it holds objects, which would run code when loaded, or is no checkpoint. "
-            f"Only tensors and plain values are read. ({reason[:160]})"
-        ) from error
+        found = re.search(r"Unsupported (?:global|class): (?:GLOBAL )?(\S+)", str(error))
+        what = f"it holds objects ({found[1]}), which would run code when loaded" if found else "it is no checkpoint"
+        raise ValueError(f"{path} is refused: {what}. Only tensors and plain values are read.") from error
     except Exception as error:  # a damaged file may make the reader raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path} cannot be read as a checkpoint; is it cut off? ({reason[:160]})") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -70,6 +71,8 @@ def _translate(
         raise ValueError("--text and --input were both given; give one of them")
     if alignment is not None and Path(alignment).suffix.lower() not in (*PICTURES, ".json"):
         raise ValueError(f"--alignment={alignment}: it is written as one of {', '.join((*PICTURES, '.json'))}")
+    if alignment is not None:
+        _check_place(Path(alignment))  # before hours of translating
     speak(Console(stderr=True, highlight=False))
     path = Path(ckpt) if ckpt else newest_finished("translation")
     model = Translator.from_checkpoint(path)
@@ -94,6 +97,12 @@ def _translate(
     if alignment is not None:
         _write_alignment(model, pairs, Path(alignment))
     return 0
+
+
+def _check_place(path: Path) -> None:
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ValueError(f"--alignment={path}: a file cannot be written there; give another place")
 
 
 def _check_width(model: Translator, beam: int | None, n_best: int) -> None:

@@ -143,7 +143,7 @@ def test_backtest_scores_the_test_part_by_step(
     checkpoint: Path, cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same figures as the test of the run, for it is the same table."""
-    forecast(cases / "base_hourly.csv", checkpoint, tmp_path / "next.csv", "--backtest=true")
+    forecast(cases / "base_hourly.csv", checkpoint, tmp_path / "next.csv", "--backtest")
     printed = capsys.readouterr().out
     assert "43 windows of the test part" in printed
     steps = pd.read_csv(tmp_path / "next-scores.csv")

@@ -33,6 +33,13 @@ def test_baselines_stand_beside_the_model(cases: Path, tmp_path: Path) -> None:
     assert metrics["test/primary"] == -metrics["test/mse"]
 
 
+def test_weights_of_half_the_width_train_on_the_same_rows(cases: Path, tmp_path: Path) -> None:
+    path = f"--data.path={cases / 'base_hourly.csv'}"
+    half = fit(tmp_path, path, "--trainer.max_epochs=1", "--trainer.precision=bf16-true")
+    assert half["test/mse_seasonal"] > 0
+    assert half["test/mse"] < 1.2 * half["test/mse_ridge"] < half["test/mse_seasonal"]
+
+
 def test_f12_a_model_that_repeats_its_last_input_has_no_skill(cases: Path, tmp_path: Path) -> None:
     """A base of the last value whose branch learns nothing is that model."""
     frozen = ["--model.base=last", "--model.optim.lr=1e-30", "--trainer.max_epochs=1"]

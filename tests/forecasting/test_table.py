@@ -321,10 +321,17 @@ def test_a_table_without_stamps_is_counted(tmp_path: Path, report: pytest.LogCap
     assert "no column of time stamps" in report.text
 
 
-@pytest.mark.parametrize("options", [{"decimal": "x"}, {"separator": ",", "decimal": ","}, {"targets": []}])
+@pytest.mark.parametrize(
+    "options", [{"decimal": "x"}, {"separator": ",", "decimal": ","}, {"separator": ";;"}, {"targets": []}]
+)
 def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--data.table"):
         TableOptions(**options)
+
+
+def test_columns_may_be_set_apart_by_any_white_space(tmp_path: Path) -> None:
+    table = read(write(tmp_path, "time  load\n2024-01-01   1.5\n2024-01-02\t2.5\n"), separator=r"\s+")
+    assert table.rows[0].values.ravel().tolist() == [1.5, 2.5]
 
 
 def test_a_data_set_of_a_hub(cases: Path, monkeypatch: pytest.MonkeyPatch) -> None:

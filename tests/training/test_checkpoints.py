@@ -121,6 +121,14 @@ def test_r09_checkpoints_hold_plain_values(tmp_path: Path) -> None:
     assert all(isinstance(value, int | float | str | list | dict | None) for value in entry.values())
 
 
+def test_r09_a_file_of_text_is_no_checkpoint(tmp_path: Path) -> None:
+    """R09: what torch says of its own options is of no use here."""
+    path = tmp_path / "config.yaml"
+    path.write_text("seed_everything: 0\n")
+    with pytest.raises(ValueError, match=r"config\.yaml is refused: it is no checkpoint\. Only tensors"):
+        Experiment.from_checkpoint(path)
+
+
 def test_r09_a_file_with_objects_is_refused_and_not_run(tmp_path: Path) -> None:
     """R09: nothing in it is called."""
     ran = tmp_path / "ran"

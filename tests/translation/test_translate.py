@@ -173,6 +173,7 @@ def test_the_alignment_is_written(checkpoint: Path, tmp_path: Path, suffix: str)
         (["--text=a", "--n_best=9"], "--n_best=9"),
         (["--text=a", "--beam=0"], "--beam=0"),
         (["--text=a", "--alignment=a.gif"], "a.gif"),
+        (["--text=a", f"--alignment={__file__}/a.png"], "cannot be written there"),
         (["--input=nothing.txt"], "nothing.txt"),
     ],
 )
