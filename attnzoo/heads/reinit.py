@@ -1,0 +1,195 @@
+"""Heads begun anew in the middle of training, without a jump of the function.
+
+    fold     b_O <- b_O + E[O_h] W_h,  then W_h <- 0: the head is replaced by its mean, as its ablation was measured
+    anew     its rows of W_Q, W_K, W_V, and what the mechanism has for it, drawn as when the shell was built
+    moments  of Adam: exp_avg of these slices 0, exp_avg_sq the mean over the other heads of the tensor
+
+With W_h = 0 the first step trains W_h alone, queries, keys and values follow from the second on. exp_avg_sq cannot be 0
+beside a step count that is shared by the whole tensor: the first updates would be many times too large.
+
+Keys and values of grouped heads begin anew only with the whole group. Parameters are changed in place, so that
+optimisers and the buckets of DDP keep them, by a generator of their own that depends on (seed, step, site, head): every
+process does the same.
+"""
+
+import copy
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnzoo.heads.figures import Head
+from attnzoo.heads.parts import Part, inputs, output, tensor_of
+from attnzoo.heads.sites import Site, find_sites
+
+MEANS_OF_SQUARES = ("exp_avg_sq", "max_exp_avg_sq")
+MEANS = ("exp_avg", "momentum_buffer")
+
+
+class Average(NamedTuple):
+    """Averaged weights beside those that are trained (EMA, SWA), which a head begins anew in, too.
+
+    Attributes:
+        weights: parameter name in the model -> tensor, changed in place.
+        means: what ``head_health`` gave for a model of these weights.
+    """
+
+    weights: Mapping[str, Tensor]
+    means: Mapping[str, Tensor]
+
+
+class Edit(NamedTuple):
+    """New values of one block of one tensor."""
+
+    parameter: Tensor
+    part: Part
+    number: int
+    values: Tensor | None  # None is 0
+
+
+def reinit_heads(
+    model: nn.Module,
+    heads: Sequence[Head],
+    means: Mapping[str, Tensor],
+    *,
+    step: int,
+    seed: int = 0,
+    optimizer: torch.optim.Optimizer | None = None,
+    averages: Sequence[Average] = (),
+) -> None:
+    """Begins heads anew, in place. Call it between two optimiser steps, when no gradients are kept.
+
+    Args:
+        model: any with shells of attnzoo.
+        heads: which; their functions are lost.
+        means: ``Health.means`` of the model as it is now.
+        step: number of the optimiser step, so that a head begun anew twice is drawn anew.
+        seed: of the run.
+        optimizer: whose moments are put right.
+        averages: copies of the weights that are changed likewise.
+
+    Raises:
+        ValueError: for a head that does not exist, a shell without an output bias to take the mean up, weights that
+            are split over processes, or an optimiser that keeps something unknown. Nothing has been changed then.
+
+    Example:
+        >>> from attnzoo import MultiheadAttention
+        >>> from attnzoo.heads.health import head_health
+        >>> attn, x = MultiheadAttention(16, 2), torch.randn(4, 9, 16)
+        >>> health = head_health(attn, [x])
+        >>> reinit_heads(attn, [Head("attention", 1)], health.means, step=500)
+        >>> attn.out_proj.weight[:, 8:].abs().max().item()
+        0.0
+    """
+    sites = find_sites(model)
+    chosen = {name: [head.number for head in heads if head.site == name] for name in {head.site for head in heads}}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    edits: list[Edit] = []
+    for name, numbers in chosen.items():
+        check_heads(sites, name, numbers)
+        site = sites[name]
+        if site.out_proj.bias is None:
+            raise ValueError(
+                f"{name}: {type(site.shell).__name__} has no bias in its output projection that could take up the "
+                f"mean of a head; build it with one, or prune the head"
+            )
+        edits += _edits(site, numbers, step, seed)
+    blocks = list(_blocks_of_moments(edits, optimizer))
+    for tensors, known in [({name: p for name, p in model.named_parameters()}, means), *averages]:
+        for name, numbers in chosen.items():
+            _fold(sites[name], numbers, {id_: tensors[key] for id_, key in names.items()}, known[name])
+        for edit in edits:
+            put(edit.part.block(tensors[names[id(edit.parameter)]], edit.number), edit.values)
+    for block, values in blocks:
+        put(block, values)
+
+
+def fold(weight: Tensor, bias: Tensor, numbers: Sequence[int], means: Tensor) -> None:
+    """bias [E] <- bias + sum over the heads of E[O_h] W_h, from weight [E, H Dv] and means [H, Dv]; in place."""
+    slices = weight.detach().double().T.unflatten(0, means.shape)
+    gain = torch.einsum("hv,hve->e", means[list(numbers)].to(slices), slices[list(numbers)])
+    put(bias, (bias.detach().double() + gain).to(bias.dtype))
+
+
+def put(tensor: Tensor, values: Tensor | None) -> None:
+    """Overwrites a tensor in place, with 0 if None."""
+    with torch.no_grad():
+        if values is None:
+            tensor.zero_()
+        else:
+            tensor.copy_(values)
+
+
+def check_heads(sites: Mapping[str, Site], name: str, numbers: Sequence[int]) -> None:
+    """Raises ``ValueError`` unless the site and all these heads exist, once each."""
+    if name not in sites:
+        raise ValueError(f"there is no attention {name!r}; there are {', '.join(sites)}")
+    count = sites[name].num_heads
+    if len(set(numbers)) != len(numbers) or not all(0 <= number < count for number in numbers):
+        raise ValueError(f"{name} has heads 0 to {count - 1}, each to be named once; got {list(numbers)}")
+    if any(hasattr(p, "device_mesh") for p in sites[name].shell.parameters()):
+        raise ValueError(f"{name}: its weights are split over processes (FSDP), so that no process has a whole head")
+
+
+def _edits(site: Site, numbers: Sequence[int], step: int, seed: int) -> Iterator[Edit]:
+    parts = inputs(site)
+    parameters = dict(site.shell.named_parameters(remove_duplicate=False))
+    for number in numbers:
+        fresh = _drawn(site, number, step, seed)
+        for part in parts:
+            if part.path not in parameters:
+                continue  # a buffer, drawn once and for all
+            share = site.num_heads // part.blocks
+            group = number // share
+            # Keys and values of a group serve its other heads as well; the last of them to be named draws them.
+            if set(range(group * share, (group + 1) * share)) <= set(numbers) and number % share == share - 1:
+                values = part.block(tensor_of(fresh, part), group).detach()
+                yield Edit(parameters[part.path], part, group, values)
+        yield Edit(site.out_proj.weight, output(site), number, None)
+
+
+def _drawn(site: Site, number: int, step: int, seed: int) -> nn.Module:
+    """The shell as it would be built, from a generator that belongs to this event alone."""
+    fresh = copy.deepcopy(site.shell).cpu()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(random.Random(f"{seed}/{step}/{site.name}/{number}").getrandbits(63))
+        for module in (fresh, fresh.mechanism):
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+    table = getattr(getattr(fresh, "position", None), "table", None)
+    if isinstance(table, nn.Parameter):
+        put(table, None)  # as every table of relative terms starts
+    return fresh
+
+
+def _fold(site: Site, numbers: Sequence[int], tensors: Mapping[int, Tensor], means: Tensor) -> None:
+    fold(tensors[id(site.out_proj.weight)], tensors[id(site.out_proj.bias)], numbers, means)
+
+
+def _blocks_of_moments(
+    edits: Sequence[Edit], optimizer: torch.optim.Optimizer | None
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Blocks of an optimiser's state and what they become."""
+    edited: dict[tuple[int, Part], set[int]] = {}
+    for edit in edits:
+        edited.setdefault((id(edit.parameter), edit.part), set()).add(edit.number)
+    for edit in edits if optimizer is not None else ():
+        assert optimizer is not None
+        for key, tensor in optimizer.state.get(edit.parameter, {}).items():
+            if not isinstance(tensor, Tensor) or tensor.shape != edit.parameter.shape:
+                continue  # such as the step, which the whole tensor shares
+            block = edit.part.block(tensor, edit.number)
+            if key in MEANS:
+                yield block, None
+            elif key in MEANS_OF_SQUARES:
+                gone = edited[id(edit.parameter), edit.part]
+                others = [number for number in range(edit.part.blocks) if number not in gone]
+                others = others or list(range(edit.part.blocks))
+                yield block, torch.stack([edit.part.block(tensor, number) for number in others]).mean(0)
+            else:
+                raise ValueError(
+                    f"{type(optimizer).__name__} keeps {key!r}, and nothing says what a new head should find there; "
+                    f"AdamW, Adam and SGD are known"
+                )
