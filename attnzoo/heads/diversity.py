@@ -35,15 +35,15 @@ from attnzoo.mask import as_mask, hide
 
 DiversityKind = Literal["projected", "cka", "overlap", "li_subspace", "li_position", "li_output"]
 
-TOKENS = 512
-"""How many tokens ``projected`` and ``cka`` look at in a step."""
+PROJECTED_TOKENS, CKA_TOKENS = 256, 512
+"""How many tokens of a call are looked at. A cosine is one for each token; CKA is nothing without many."""
 COLUMNS = 16
 """Columns of random signs of ``overlap``."""
 EPS = 1e-6
 """Added to squared norms: a dead head gives 0, and gradients stay below 1 / sqrt(EPS) times those of a cosine."""
 
 
-def projected(heads: Tensor, weight: Tensor, keep: Tensor | None = None, *, tokens: int = TOKENS) -> Tensor:
+def projected(heads: Tensor, weight: Tensor, keep: Tensor | None = None, *, tokens: int = PROJECTED_TOKENS) -> Tensor:
     """Mean squared cosine between what two heads add to the stream.
 
     Args:
@@ -73,7 +73,7 @@ def projected(heads: Tensor, weight: Tensor, keep: Tensor | None = None, *, toke
         return _mean_of_pairs(alike.sum(1) / real.sum().clamp(min=1))
 
 
-def cka(heads: Tensor, keep: Tensor | None = None, *, tokens: int = TOKENS) -> Tensor:
+def cka(heads: Tensor, keep: Tensor | None = None, *, tokens: int = CKA_TOKENS) -> Tensor:
     """Mean linear CKA of two heads' outputs; turning or scaling a head by itself changes nothing.
 
     Args:
@@ -112,7 +112,7 @@ def overlap(probe: Tensor, keep: Tensor | None = None) -> Tensor:
     """
     real = _real(probe, keep)
     with full_precision(probe):
-        rows = _wide(probe).masked_fill(~real[:, None, :, None], 0).transpose(0, 1).flatten(1)
+        rows = _only(probe, real).transpose(0, 1).flatten(1)
         inner = rows @ rows.T / (real.sum().clamp(min=1) * probe.shape[3])
         own = (inner.diagonal() + EPS).rsqrt()
         return _mean_of_pairs((inner * own[:, None] * own).abs())
@@ -127,7 +127,7 @@ def li_cosine(vectors: Tensor, keep: Tensor | None = None) -> Tensor:
     """
     real = _real(vectors, keep)
     with full_precision(vectors):
-        wide = _wide(vectors).masked_fill(~real[:, None, :, None], 0)
+        wide = _only(vectors, real)
         units = wide * (wide.square().sum(-1, keepdim=True) + EPS).rsqrt()
         return units.mean(1).square().sum() / real.sum().clamp(min=1)
 
@@ -141,9 +141,9 @@ def li_position(weights: Tensor, keep: Tensor | None = None) -> Tensor:
     """
     real = _real(weights, keep)
     with full_precision(weights):
-        both = _wide(weights).abs().mean(1).square().sum(-1)
+        both = _only(weights, real).abs().mean(1).square().sum(-1)
         # Above 1 only where rows are no shares: with dropout, or with weights below 0.
-        return (both.masked_fill(~real, 0).sum() / real.sum().clamp(min=1)).clamp(max=1)
+        return (both.sum() / real.sum().clamp(min=1)).clamp(max=1)
 
 
 class HeadDiversity(nn.Module):
@@ -268,6 +268,11 @@ def _sample(heads: Tensor, keep: Tensor | None, tokens: int) -> tuple[Tensor, Te
 def _real(x: Tensor, keep: Tensor | None) -> Tensor:
     """Bool [B, T] for x [B, H, T, ...]."""
     return torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if keep is None else keep
+
+
+def _only(x: Tensor, real: Tensor) -> Tensor:
+    """x [B, H, T, n] in full precision, 0 at padding."""
+    return _wide(x).masked_fill(~real[:, None, :, None], 0)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from attnzoo import Mechanism, Softmax
+from attnzoo import DiversityKind, Mechanism, Softmax
 from experiments.forecasting.data import SeriesData
 from experiments.forecasting.drawing import attention_figure, forecast_figure
 from experiments.forecasting.network import Base, Branch, ForecastNetwork, InstanceNorm
@@ -50,6 +50,9 @@ class Forecaster(Experiment):
         dim: width of the model.
         depth: how many blocks.
         num_heads: heads of each block; must divide dim.
+        head_diversity: weight of the term that keeps heads different, such as 0.03; 0 for none. It rises over the first
+            tenth of the run and is off in its last fifth.
+        head_diversity_kind: how alike is measured: projected, cka, overlap, li_subspace, li_position or li_output.
         hidden_dim: width of the feed-forward; null for 2 dim.
         dropout: in the branches of the blocks and before the head.
         instance_norm: how each window is normalised: mean_std, mean, last or none.
@@ -74,6 +77,8 @@ class Forecaster(Experiment):
         dim: int = 64,
         depth: int = 2,
         num_heads: int = 4,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         instance_norm: InstanceNorm = "mean_std",

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnzoo import Softmax
+from attnzoo import DiversityKind, HeadDiversity, Softmax
 from experiments.forecasting.baselines import Baselines, DLinear
 from experiments.forecasting.patches import Attention, PatchTransformer, PositionName, Tokens
 
@@ -58,6 +58,8 @@ class ForecastNetwork(nn.Module):
         dim: E.
         depth: blocks.
         num_heads: H of the attention.
+        head_diversity: weight of the term that keeps the heads different; 0 for none.
+        head_diversity_kind: see ``attnzoo.HeadDiversity``.
         hidden_dim: width of the feed-forward; 2 E if None.
         dropout: of the branches of a block and before the head.
         instance_norm: how each window is normalised before the tokens are cut.
@@ -87,6 +89,8 @@ class ForecastNetwork(nn.Module):
         dim: int = 64,
         depth: int = 2,
         num_heads: int = 4,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         instance_norm: InstanceNorm = "mean_std",
@@ -97,6 +101,9 @@ class ForecastNetwork(nn.Module):
         self.baselines = Baselines(lookback, horizon, season)
         self.share: Tensor
         self.register_buffer("share", torch.ones(()))
+        if head_diversity and branch == "dlinear":
+            raise ValueError(f"--model.head_diversity is {head_diversity}, but --model.branch=dlinear has no heads")
+        diversity = HeadDiversity(head_diversity, head_diversity_kind) if head_diversity else None
         self.branch: nn.Module = (
             DLinear(lookback, horizon, from_zero=base != "none")
             if branch == "dlinear"
@@ -104,7 +111,7 @@ class ForecastNetwork(nn.Module):
                 lookback=lookback, horizon=horizon, columns=columns, targets=targets, features=features,
                 attention=attention, attention_at=attention_at, position=position, tokens=tokens,
                 patch_size=patch_size, stride=stride, dim=dim, depth=depth, num_heads=num_heads,
-                hidden_dim=hidden_dim, dropout=dropout,
+                hidden_dim=hidden_dim, dropout=dropout, head_diversity=diversity,
             )
         )  # fmt: skip
         # Of the window's deviation, the same for all targets: levels differ little from series to series by then.
@@ -116,6 +123,8 @@ class ForecastNetwork(nn.Module):
 
     def parts(self, past: Tensor, calendar: Tensor) -> Parts:
         """Scaled past [B, C, L], calendar [B, H, F] -> what the forecast is made of."""
+        # Rows come in float32, whatever the precision of the weights.
+        past, calendar = past.to(self.share.dtype), calendar.to(self.share.dtype)
         mean, std = normaliser(past, self.instance_norm)
         normal = (past - mean) / std
         if isinstance(self.branch, DLinear):
@@ -130,7 +139,7 @@ class ForecastNetwork(nn.Module):
         """Scaled targets [B, K, L] -> the forecast without the branch, [B, K, H]."""
         if self.base == "none":
             return normaliser(past, self.instance_norm)[0].expand(*past.shape[:2], self.horizon)
-        forecast: Tensor = getattr(self.baselines, self.base)(past)
+        forecast: Tensor = getattr(self.baselines, self.base)(past.to(self.share.dtype))
         return forecast
 
     def width_of(self, past: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attnzoo import EncoderBlock, Mechanism
+from attnzoo import EncoderBlock, HeadDiversity, Mechanism
 from attnzoo.positions import Alibi, Learned, RelativeBias, Rotary, ScoreTerms, Shaw, Sinusoidal, T5Bias, Turning
 
 Attention = Callable[[int, int], Mechanism]
@@ -27,7 +27,7 @@ CALENDAR_RANK = 16
 
 
 class PatchTransformer(nn.Module):
-    """Tokens, encoder blocks, and a head that starts at zero; arguments as of `ForecastNetwork`."""
+    """Tokens, encoder blocks, and a head that starts at zero; arguments as of `ForecastNetwork`, diversity made."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class PatchTransformer(nn.Module):
         num_heads: int,
         hidden_dim: int | None,
         dropout: float,
+        head_diversity: HeadDiversity | None,
     ) -> None:
         super().__init__()
         step = patch_size if stride is None else stride
@@ -81,7 +82,7 @@ class PatchTransformer(nn.Module):
                 dim, num_heads, others.get(layer, attention),
                 hidden_dim=2 * dim if hidden_dim is None else hidden_dim, dropout=dropout, causal=False,
                 position=_inside(position, num_heads, dim // num_heads),
-                max_len=count, grid=(count,), prefix_tokens=0, layer=layer,
+                max_len=count, grid=(count,), prefix_tokens=0, layer=layer, head_diversity=head_diversity,
             )
             for layer in range(depth)
         )  # fmt: skip

@@ -28,6 +28,7 @@ from experiments.training.console import Report, parameter_count
 from experiments.training.ema import Ema, EmaWeights
 from experiments.training.loggers import CsvRows
 from experiments.training.module import Experiment
+from experiments.training.ramp import DiversityRamp
 from experiments.training.resuming import config_of_run, refuse_differences, refuse_other_training
 from experiments.training.runs import RunFolder, RunOptions, commit
 from experiments.training.throughput import Throughput
@@ -177,7 +178,8 @@ class ExperimentCLI(LightningCLI):
             self.keeper: BestAndLast = self.config_init["checkpoint"]
             self.keeper.folder = self.folder.checkpoints
             self.throughput = Throughput()
-            callbacks += [self.throughput, Report(self.options.preset or "run", str(root)), self.keeper]
+            report = Report(self.options.preset or "run", str(root))
+            callbacks += [DiversityRamp(), self.throughput, report, self.keeper]
             if self.config_init["ema"] is not None:
                 callbacks.append(EmaWeights(self.config_init["ema"]))
             loggers.append(CsvRows(self.folder.metrics, done))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnzoo import Additive, Mask, MultiheadAttention
+from attnzoo import Additive, DiversityKind, HeadDiversity, Mask, MultiheadAttention
 from experiments.translation import sites
 from experiments.translation.embedding import WordEmbedding, Words, real
 from experiments.translation.output_loss import Loss
@@ -51,6 +51,8 @@ class Bahdanau(nn.Module):
         dim: E.
         hidden_dim: H, of each direction of the encoder and of the decoder.
         num_heads: heads of the attention.
+        head_diversity: weight of the term that keeps the heads different; 0 for none.
+        head_diversity_kind: see ``attnzoo.HeadDiversity``.
         dropout: of the embeddings, the annotations and the readout.
         tied: see ``WordEmbedding``.
         max_len: the longest source, EOS included, for mechanisms that must know.
@@ -77,6 +79,8 @@ class Bahdanau(nn.Module):
         dim: int = 128,
         hidden_dim: int = 256,
         num_heads: int = 1,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         dropout: float = 0.1,
         tied: bool = True,
         max_len: int = 256,
@@ -98,6 +102,9 @@ class Bahdanau(nn.Module):
         self.attention = MultiheadAttention(
             hidden_dim, num_heads, attention, context_dim=2 * hidden_dim, max_len=max_len, layer=0
         )
+        self.head_diversity = HeadDiversity(head_diversity, head_diversity_kind) if head_diversity else None
+        if self.head_diversity is not None:
+            self.head_diversity.watch(self.attention)
         # The three inputs of the gates (reset, update, candidate) apart: that of the words needs no recurrence.
         self.word_gates = nn.Linear(dim, 3 * hidden_dim)
         self.context_gates = nn.Linear(hidden_dim, 3 * hidden_dim, bias=False)
@@ -129,7 +136,10 @@ class Bahdanau(nn.Module):
         if state is not None:
             return self._step(target, state)
         assert source is not None
-        hidden, memory = self._read(source)
+        annotations, mask, hidden = self.encode(source)
+        annotations = self.dropout(annotations)
+        memory = self.attention.memory(annotations, mask=mask)
+        queries, heads = [], []
         sampled = None
         if self.training and teacher_forcing < 1:
             sampled = torch.rand(target.shape, device=target.device) >= teacher_forcing
@@ -142,12 +152,19 @@ class Bahdanau(nn.Module):
                     found = self.words.logits(self._read_out(torch.cat(made[-1], dim=-1)[rows])).argmax(-1)
                 own = self.dropout(self.words.target(found))
                 word, gates = word.index_copy(0, rows, own), gates.index_copy(0, rows, self.word_gates(own))
-            context = self.attention.step(hidden[:, None], memory, on_memory=True)[0][:, 0]
+            queries.append(hidden[:, None])
+            heads.append(self.attention.recall(queries[-1], memory))
+            context = self.attention.merge(heads[-1])[:, 0]
             hidden = self._gru(hidden, gates, context)
             made.append((hidden, word, context))
         x = torch.cat([torch.stack(part, dim=1) for part in zip(*made, strict=True)], dim=-1)
         penalty = self.attention.mechanism.penalty()
         aux = x.new_zeros(()) if penalty is None else penalty
+        diversity = self.head_diversity
+        if diversity is not None and diversity.on:
+            given = torch.cat(heads, dim=2), torch.cat(queries, dim=1), annotations
+            keep = real(target if labels is None else labels)
+            aux = aux + diversity.strength * diversity(self.attention, *given, real=keep, mask=mask)
         if labels is None:
             return self.words.logits(self._read_out(x)), aux
         keep = real(labels)

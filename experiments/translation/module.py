@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attnzoo import Additive, Mechanism, Softmax
+from attnzoo import Additive, DiversityKind, Mechanism, Softmax
 from experiments.training.module import Stage
 from experiments.training.optim import Optim
 from experiments.translation.bahdanau import Bahdanau
@@ -37,6 +37,9 @@ class TransformerTranslator(Translator):
             mechanism's own option.
         norm_first: normalise what goes into a branch (pre-norm) rather than the sum (post-norm, the paper).
         tied: one matrix for embedding and output (and for both languages, where they share a vocabulary).
+        head_diversity: weight of the term that keeps heads different, such as 0.03; 0 for none. It rises over the first
+            tenth of the run and is off in its last fifth.
+        head_diversity_kind: how alike is measured: projected, cka, overlap, li_subspace, li_position or li_output.
         label_smoothing: share of the target spread evenly over the vocabulary, from 0 to 1.
         decoding: how translations are searched for.
         primary: the score that chooses the best checkpoint.
@@ -61,6 +64,8 @@ class TransformerTranslator(Translator):
         dropout: float = 0.1,
         norm_first: bool = True,
         tied: bool = True,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         label_smoothing: float = 0.1,
         decoding: Decoding = Decoding(),  # noqa: B008 - frozen
         primary: Primary = "bleu",
@@ -89,6 +94,9 @@ class BahdanauTranslator(Translator):
         teacher_forcing: share of the steps that are given the right previous word rather than the predicted one, as
             it stands at the end of teacher_forcing_steps.
         teacher_forcing_steps: optimiser steps over which that share falls from 1.
+        head_diversity: weight of the term that keeps heads different, such as 0.03; 0 for none. It rises over the first
+            tenth of the run and is off in its last fifth.
+        head_diversity_kind: how alike is measured: projected, cka, overlap, li_subspace, li_position or li_output.
         label_smoothing: share of the target spread evenly over the vocabulary, from 0 to 1.
         decoding: how translations are searched for.
         primary: the score that chooses the best checkpoint.
@@ -106,6 +114,8 @@ class BahdanauTranslator(Translator):
         tied: bool = True,
         teacher_forcing: float = 1.0,
         teacher_forcing_steps: int = 0,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         label_smoothing: float = 0.1,
         decoding: Decoding = Decoding(),  # noqa: B008 - frozen
         primary: Primary = "bleu",

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from attnzoo import DecoderBlock, EncoderBlock, Mask, Softmax, reorder
+from attnzoo import DecoderBlock, DiversityKind, EncoderBlock, HeadDiversity, Mask, Softmax, reorder
 from attnzoo.positions import (
     Alibi,
     Learned,
@@ -66,6 +66,8 @@ class Transformer(nn.Module):
         decoder_depth: blocks of the decoder.
         num_heads: heads of each attention.
         num_kv_heads: key/value heads of self-attention, a divisor of ``num_heads``; as many if None.
+        head_diversity: weight of the term that keeps the heads different; 0 for none.
+        head_diversity_kind: see ``attnzoo.HeadDiversity``.
         hidden_dim: width of the feed-forward; 4 E if None.
         dropout: of the branches of a block, and of the embeddings.
         norm_first: pre-norm, with one norm more behind the last block; False is the paper's post-norm.
@@ -102,6 +104,8 @@ class Transformer(nn.Module):
         decoder_depth: int = 4,
         num_heads: int = 4,
         num_kv_heads: int | None = None,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         hidden_dim: int | None = None,
         dropout: float = 0.1,
         norm_first: bool = True,
@@ -140,6 +144,7 @@ class Transformer(nn.Module):
             "dropout": dropout,
             "norm_first": norm_first,
             "num_kv_heads": num_kv_heads,
+            "head_diversity": HeadDiversity(head_diversity, head_diversity_kind) if head_diversity else None,
             "max_len": max_len,
         }
         # A mechanism that wants a grid has the words on a square, row by row.
@@ -208,7 +213,7 @@ class Transformer(nn.Module):
             return self._step(target, state)
         assert source is not None
         context, mask, aux = self.encode(source)
-        x, more = self.decode(target, context, mask)
+        x, more = self.decode(target, context, mask, real(target if labels is None else labels))
         aux = aux + more
         if labels is None:
             return self.words.logits(self.decoder_norm(x)), aux
@@ -227,14 +232,17 @@ class Transformer(nn.Module):
             aux = aux + more
         return self.encoder_norm(x), mask, aux
 
-    def decode(self, target: Tensor, context: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-        """int64 [B, T] behind what ``encode`` gave -> the last block's output [B, T, E], before its norm, and aux."""
+    def decode(self, target: Tensor, context: Tensor, mask: Mask, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """int64 [B, T] behind what ``encode`` gave -> the last block's output [B, T, E], before its norm, and aux.
+
+        Only aux asks for ``keep``, bool [B, T]: which places are real; all if None.
+        """
         places = torch.arange(target.shape[1], device=target.device)
         x = self._embed(self.words.target(target), self.decoder_position, places)
         aux = x.new_zeros(())
         for block in self.decoder:
             # Padding on the right needs no mask of its own: it comes after all that is real, so causality hides it.
-            x, more = block(x, context, context_mask=mask, positions=places if self.turns else None)
+            x, more = block(x, context, context_mask=mask, positions=places if self.turns else None, real=keep)
             aux = aux + more
         return x, aux
 
