@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from attnzoo import Mechanism, Softmax
+from attnzoo import DiversityKind, Mechanism, Softmax
 from experiments.training.exporting import Part
 from experiments.training.losses import LossMean, cross_entropy_sum
 from experiments.training.module import Experiment, Stage, Step
@@ -57,6 +57,9 @@ class ImageClassifier(Experiment):
         depth: how many blocks.
         num_heads: heads of each block; must divide dim.
         num_kv_heads: key/value heads, a divisor of num_heads (grouped queries); null for as many.
+        head_diversity: weight of the term that keeps heads different, such as 0.03; 0 for none. It rises over the first
+            tenth of the run and is off in its last fifth.
+        head_diversity_kind: how alike is measured: projected, cka, overlap, li_subspace, li_position or li_output.
         hidden_dim: width of the feed-forward, or of each expert; null for 2 dim.
         experts: several feed-forwards in each block, of which a token takes the best few; null for a plain one.
         patch_size: pixels along a patch; must divide height and width.
@@ -80,6 +83,8 @@ class ImageClassifier(Experiment):
         depth: int = 4,
         num_heads: int = 4,
         num_kv_heads: int | None = None,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         hidden_dim: int | None = None,
         experts: Experts | None = None,
         patch_size: int = 2,

@@ -16,7 +16,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attnzoo import EncoderBlock, FeedForward, Mechanism, MixtureOfExperts, Softmax
+from attnzoo import (
+    DiversityKind,
+    EncoderBlock,
+    FeedForward,
+    HeadDiversity,
+    Mechanism,
+    MixtureOfExperts,
+    Softmax,
+)
 from attnzoo.positions import (
     Alibi,
     Learned,
@@ -96,6 +104,8 @@ class VisionTransformer(nn.Module):
         depth: how many blocks.
         num_heads: H.
         num_kv_heads: key/value heads, a divisor of H; H if None.
+        head_diversity: weight of the term that keeps the heads different; 0 for none.
+        head_diversity_kind: see ``attnzoo.HeadDiversity``.
         hidden_dim: width of the feed-forward, or of each expert; 2 E if None.
         experts: a mixture of experts in the place of the feed-forward; None for one network.
         patch_size: P; height and width must be multiples of it.
@@ -118,6 +128,8 @@ class VisionTransformer(nn.Module):
         depth: int = 4,
         num_heads: int = 4,
         num_kv_heads: int | None = None,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         hidden_dim: int | None = None,
         experts: Experts | None = None,
         patch_size: int = 2,
@@ -153,6 +165,7 @@ class VisionTransformer(nn.Module):
         self.stem = _stem(stem, pictures.channels, dim, patch_size)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim)) if prefix else None
         self.position = _added(position, dim, tokens, self.grid, prefix)
+        diversity = HeadDiversity(head_diversity, head_diversity_kind) if head_diversity else None
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 dim,
@@ -164,6 +177,7 @@ class VisionTransformer(nn.Module):
                 causal=False,
                 position=_inside(position, num_heads, dim // num_heads, self.grid, prefix),
                 num_kv_heads=num_kv_heads,
+                head_diversity=diversity,
                 max_len=tokens,
                 grid=self.grid,
                 prefix_tokens=prefix,
