@@ -1,0 +1,171 @@
+"""Attentions of other libraries as ours: the same outputs, with every mask; what differs is refused by name."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnzoo import Mask
+from attnzoo.convert import convert, convertible
+from attnzoo.heads.health import head_health
+from attnzoo.swap import adopt
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """Biases and gains that are not 0 and 1."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return module.eval()
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 10, "vdim": 10}, {"batch_first": False}], ids=str)
+@torch.no_grad()
+def test_torch_attention(options: dict[str, Any]) -> None:
+    theirs = randomised(nn.MultiheadAttention(16, 4, **{"batch_first": True, **options}))
+    x, context = torch.randn(2, 5, 16), torch.randn(2, 7, options.get("kdim", 16))
+    first = options.get("batch_first", True)
+    arguments = [x, context, context] if first else [part.transpose(0, 1) for part in (x, context, context)]
+    hidden = torch.arange(7) >= torch.tensor([[7], [4]])
+    expected, _ = theirs(*arguments, key_padding_mask=hidden)
+    got = convert(theirs)(x, context, mask=Mask.from_key_padding_mask(hidden))
+    torch.testing.assert_close(got, expected if first else expected.transpose(0, 1), atol=1e-6, rtol=1e-5)
+    arguments[2] = arguments[1]  # as one tensor
+    torch.testing.assert_close(
+        adopt(theirs)(*arguments, key_padding_mask=hidden, need_weights=False)[0], expected, atol=1e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("masked", ["none", "bool", "float", "bias", "3d", "padding", "causal"])
+@torch.no_grad()
+def test_a_torch_encoder_keeps_its_outputs_with_every_mask(masked: str) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    theirs = randomised(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    ours, x = adopt(theirs), torch.randn(3, 6, 16)
+    future = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    named: dict[str, Any] = {
+        "none": {},
+        "bool": {"mask": future},
+        "float": {"mask": torch.zeros(6, 6).masked_fill(future, -torch.inf)},
+        "bias": {"mask": torch.randn(6, 6)},
+        "3d": {"mask": torch.randn(6, 6, 6)},
+        "padding": {"src_key_padding_mask": torch.arange(6) >= torch.tensor([[6], [3], [5]])},
+        "causal": {"mask": nn.Transformer.generate_square_subsequent_mask(6), "is_causal": True},
+    }[masked]
+    # Their fast path takes numbers for a mask, and gives NaN.
+    torch.backends.mha.set_fastpath_enabled(masked not in ("bias", "3d"))
+    try:
+        expected, got = theirs(x, **named), ours(x, **named)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    real = ~named["src_key_padding_mask"] if masked == "padding" else torch.ones(3, 6, dtype=torch.bool)
+    torch.testing.assert_close(got[real], expected[real], atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_torch_decoder_and_its_memory() -> None:
+    theirs = randomised(nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 1))
+    x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    expected = theirs(x, memory, tgt_mask=mask)
+    torch.testing.assert_close(adopt(theirs)(x, memory, tgt_mask=mask), expected, atol=1e-5, rtol=1e-4)
+    health = head_health(adopt(theirs), [(x, memory)])
+    assert "two sequences" in health.notes["layers.0.multihead_attn.shell"]["distance"]
+
+
+@torch.no_grad()
+def test_a_timm_vit() -> None:
+    timm = pytest.importorskip("timm")
+    options = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
+    theirs = randomised(timm.models.VisionTransformer(**options))
+    images = torch.randn(3, 3, 16, 16)
+    ours = adopt(theirs)
+    torch.testing.assert_close(ours(images), theirs(images), atol=1e-5, rtol=1e-4)
+    health = head_health(ours, [images])
+    assert [entry.head.site for entry in health.heads] == [f"blocks.{n}.attn.shell" for n in (0, 1) for _ in range(4)]
+    assert all(1 <= entry.effective_keys <= 17 for entry in health.heads)
+
+
+@pytest.mark.parametrize(
+    "options", [{"qk_norm": True}, {"gated": True}, {"attn_head_dim": 6, "dim_out": 12}, {"qkv_bias": True}], ids=str
+)
+@torch.no_grad()
+def test_options_of_timms_attention(options: dict[str, Any]) -> None:
+    layers = pytest.importorskip("timm.layers")
+    norm = {"norm_layer": layers.RmsNorm} if "qk_norm" in options else {}
+    theirs = randomised(layers.Attention(16, 4, **options, **norm))
+    x = torch.randn(2, 5, 16)
+    keep = torch.rand(2, 1, 5, 5) > 0.3
+    keep[..., 0] = True
+    expected = theirs(x, attn_mask=keep)
+    torch.testing.assert_close(adopt(theirs)(x, attn_mask=keep), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(convert(theirs)(x), theirs(x), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "Electra", "DistilBert", "ViT"])
+@torch.no_grad()
+def test_an_encoder_of_transformers(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    if family == "ViT":
+        config = transformers.ViTConfig(
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            image_size=16,
+            patch_size=4,
+        )
+        inputs: dict[str, Tensor] = {"pixel_values": torch.randn(2, 3, 16, 16)}
+    elif family == "DistilBert":
+        config = transformers.DistilBertConfig(vocab_size=50, dim=32, n_layers=2, n_heads=4, hidden_dim=64)
+        inputs = {"input_ids": torch.randint(3, 50, (2, 9))}
+    else:
+        config = getattr(transformers, f"{family}Config")(
+            vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+            embedding_size=32, max_position_embeddings=40,
+        )  # fmt: skip
+        inputs = {"input_ids": torch.randint(3, 50, (2, 9))}
+    theirs = randomised(getattr(transformers, f"{family}Model")(config))
+    if "input_ids" in inputs:
+        inputs["attention_mask"] = (torch.arange(9) < torch.tensor([[9], [5]])).long()
+    ours = adopt(theirs)
+    expected, got = theirs(**inputs).last_hidden_state, ours(**inputs).last_hidden_state
+    real = inputs["attention_mask"].bool() if "attention_mask" in inputs else torch.ones_like(expected[..., 0]).bool()
+    torch.testing.assert_close(got[real], expected[real], atol=1e-5, rtol=1e-4)
+    health = head_health(ours, [inputs])
+    assert len(health.heads) == 8
+    if "attention_mask" in inputs:
+        assert health.heads[0].visible_keys == pytest.approx((81 + 25) / 14, rel=1e-4)  # padding is no query
+
+
+def test_what_ours_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="add_zero_attn"):
+        convert(nn.MultiheadAttention(16, 4, add_zero_attn=True))
+    with pytest.raises(ValueError, match="kdim=8, vdim=9"):
+        convert(nn.MultiheadAttention(16, 4, kdim=8, vdim=9))
+    with pytest.raises(ValueError, match="Linear is no attention that is known"):
+        convert(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="holds no attention that is known"):
+        adopt(nn.Linear(2, 2))
+    layers = pytest.importorskip("timm.layers")
+    normed = {"norm_layer": nn.LayerNorm}
+    with pytest.raises(ValueError, match="scale_norm"):
+        convert(layers.Attention(16, 4, scale_norm=True, **normed))
+    with pytest.raises(ValueError, match="bias of the keys is seen"):
+        convert(randomised(layers.Attention(16, 4, qk_norm=True, qkv_bias=True, norm_layer=layers.RmsNorm)))
+    with pytest.raises(ValueError, match="has a bias, ours has a gain"):
+        convert(randomised(layers.Attention(16, 4, qk_norm=True, **normed)))
+    assert not convertible(nn.Linear(2, 2))
+
+
+def test_a_conversion_keeps_mode_and_precision_and_leaves_the_model_alone() -> None:
+    theirs = nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True).double().train()
+    before = copy.deepcopy(theirs.state_dict())
+    ours = convert(theirs)
+    assert ours.training and ours.q_proj.weight.dtype == torch.float64
+    assert ours.mechanism.dropout == 0.1
+    with torch.no_grad():
+        ours.q_proj.weight.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in theirs.state_dict().items())
