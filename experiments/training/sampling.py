@@ -195,7 +195,10 @@ class ResumableLoader(DataLoader[Any]):
 
 
 class _Seeded(Dataset[Any]):
-    """A data set that seeds the generators of the process that reads it, batch by batch."""
+    """A data set that seeds the generators of the process that reads it, batch by batch.
+
+    Where the data set can read a whole batch at once (`__getitems__`, as torch has it), it does.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -206,8 +209,10 @@ class _Seeded(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self.dataset[index]
 
-    def __getitems__(self, indices: Indices) -> list[Any]:
+    def __getitems__(self, indices: Indices) -> Any:
         seed_all("samples", *indices.key)
+        if hasattr(self.dataset, "__getitems__"):
+            return self.dataset.__getitems__(indices)
         return [self.dataset[index] for index in indices]
 
 

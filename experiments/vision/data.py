@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader
 
 from experiments.training.sampling import ResumableBatches, ResumableLoader
 from experiments.vision.augment import OFF, Augment
+from experiments.vision.cache import PictureCache, user_folder
 from experiments.vision.folders import find_folder, missing_path
-from experiments.vision.loading import BadFiles, Loaded, first_size, load
+from experiments.vision.loading import BadFiles, Loaded, collate, first_size, load
 from experiments.vision.sources import Source, digits, split
 from experiments.vision.tables import HUB, find_hub, find_parquet, has_parquet
 
@@ -35,7 +36,7 @@ class ImageData(lightning.LightningDataModule):
         path: None takes the 1,797 handwritten digits of scikit-learn, a fifth of them as test. Otherwise a
             folder with `train/<class>/*` (and `val`, `test`), with `<class>/*`, or with parquet files named
             train*, val*, test*; or `hub:NAME`, a data set of a hub. A folder that is not found from here is
-            looked for in the one that ATTNZOO_DATA names.
+            looked for in the one that ATTNZOO_DATA names, and in its `vision`.
         batch_size: pictures in a batch, of each process.
         image_size: height and width in pixels that pictures are brought to; one number for both. None keeps
             their own, which must then be the same for all.
@@ -45,6 +46,7 @@ class ImageData(lightning.LightningDataModule):
         bad_files: at a file that cannot be read, stop, or skip it and say so.
         label_column: in tables, the column of labels; None looks for `label`, or the one that names classes.
         num_workers: processes that read pictures ahead; 0 reads in the main process.
+        cache: folder that keeps decoded pictures; auto for attnzoo in the user's cache folder, null for none.
         augment: what happens to training pictures.
 
     Raises:
@@ -68,6 +70,7 @@ class ImageData(lightning.LightningDataModule):
         bad_files: BadFiles = "stop",
         label_column: str | None = None,
         num_workers: int = 0,
+        cache: str | None = "auto",
         augment: Augment = OFF,
     ) -> None:
         super().__init__()
@@ -87,6 +90,7 @@ class ImageData(lightning.LightningDataModule):
         self.bad_files = bad_files
         self.label_column = label_column
         self.num_workers = num_workers
+        self.cache = cache
         self.augment = augment
         self.order_seed = 0
         self._wanted_size = sides
@@ -115,7 +119,7 @@ class ImageData(lightning.LightningDataModule):
         }
 
     def train_dataloader(self) -> ResumableLoader:
-        samples = self._part("train").samples
+        samples = self.augment.on_reading(self._part("train").samples)
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         batches = ResumableBatches(len(samples), self.batch_size, seed=self.order_seed, rank=rank, world_size=world)
         return ResumableLoader(samples, batch_sampler=batches, **self._loader_options())
@@ -137,7 +141,7 @@ class ImageData(lightning.LightningDataModule):
         return DataLoader(self._part(part).samples, self.batch_size, **options)
 
     def _loader_options(self) -> dict[str, Any]:
-        return {"num_workers": self.num_workers, "pin_memory": torch.cuda.is_available()}
+        return {"num_workers": self.num_workers, "collate_fn": collate, "pin_memory": torch.cuda.is_available()}
 
     def _find(self) -> Source:
         if self._source is None:
@@ -156,10 +160,18 @@ class ImageData(lightning.LightningDataModule):
             return find_hub(self.path.removeprefix(HUB), self.label_column)
         root = Path(self.path).expanduser()
         if not root.is_dir() and "ATTNZOO_DATA" in os.environ:
-            root = Path(os.environ["ATTNZOO_DATA"], self.path)
+            folder = Path(os.environ["ATTNZOO_DATA"])
+            beside = (folder / "vision" / self.path, folder / self.path)
+            root = next((place for place in beside if place.is_dir()), root)
         if not root.is_dir():
             raise ValueError(missing_path(root))
         return find_parquet(root, self.label_column) if has_parquet(root) else find_folder(root)
+
+    @property
+    def _cache(self) -> PictureCache | None:
+        if self.cache is None:
+            return None
+        return PictureCache(user_folder() if self.cache == "auto" else Path(self.cache).expanduser())
 
     def _sizes(self) -> tuple[int, int]:
         if self._size is None:
@@ -194,6 +206,7 @@ class ImageData(lightning.LightningDataModule):
                 resize=self._wanted_size is not None,
                 bad_files=self.bad_files,
                 num_workers=self.num_workers,
+                cache=self._cache,
             )
             skipped += loaded.skipped
             count += len(pictures)

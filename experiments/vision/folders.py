@@ -6,12 +6,13 @@ import difflib
 import os
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from PIL import Image
 
 from experiments.vision.pictures import is_picture, read_picture
-from experiments.vision.sources import Pictures, Source
+from experiments.vision.sources import Pictures, Source, fingerprint
 
 PARTS = ("train", "val", "test")
 _LIKE_PARTS = {*PARTS, "training", "valid", "validation", "dev", "testing"}
@@ -30,6 +31,15 @@ class FileShelf:
 
     def read(self, number: int) -> Image.Image:
         return read_picture(self.paths[number])
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        states = ((path, path.stat()) for path in self.paths)
+        return fingerprint((str(path), state.st_size, state.st_mtime_ns) for path, state in states)
+
+    def fingerprint(self) -> str:
+        """Of names, sizes and times of the files: to read them would take as long as to decode them."""
+        return self._fingerprint
 
 
 def find_folder(root: Path) -> Source:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import PIL
 import torch
+import torchvision
 from rich import get_console
 from rich.progress import track
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+from experiments.vision.cache import PictureCache
 from experiments.vision.pictures import to_tensor
 from experiments.vision.sources import Pictures
 
@@ -29,11 +32,13 @@ Samples: TypeAlias = "DecodedPictures | FilePictures"
 class Loaded:
     """A part that was read through once: its samples, and what is known of them.
 
+    `good` are the places of the samples among the pictures asked for; the others are `skipped`, each with a reason.
     `mean` and `std` are per channel, for pixels from 0 to 1; `std` is 1 where a channel is constant.
     """
 
     samples: Samples
     labels: Sequence[int]
+    good: list[int]
     skipped: list[str]
     mean: list[float]
     std: list[float]
@@ -51,6 +56,16 @@ class DecodedPictures(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"image": self.images[index], "label": self.labels[index]}
+
+    def __getitems__(self, indices: list[int]) -> dict[str, Tensor]:
+        """A whole batch by one look into memory, to be collated by ``collate``."""
+        chosen = torch.tensor(indices)
+        return {"image": self.images[chosen], "label": self.labels[chosen]}
+
+
+def collate(samples: Any) -> Any:
+    """A batch of samples; ``DecodedPictures`` gives batches as they are."""
+    return samples if isinstance(samples, dict) else default_collate(samples)
 
 
 class FilePictures(Dataset[dict[str, Tensor]]):
@@ -90,6 +105,7 @@ def load(
     resize: bool,
     bad_files: BadFiles,
     num_workers: int,
+    cache: PictureCache | None = None,
 ) -> Loaded:
     """Read every picture of a part once.
 
@@ -101,13 +117,42 @@ def load(
         resize: bring pictures to `size`; otherwise another size is refused.
         bad_files: what to do about a file that cannot be read.
         num_workers: processes that decode.
+        cache: keeps what fits into memory once it is decoded.
 
     Raises:
         ValueError: a file that cannot be read (under "stop"), pictures of two sizes, or nothing left.
     """
+    fits = len(pictures) * channels * size[0] * size[1] <= MEMORY
+    mark = pictures.fingerprint() if fits and cache is not None else None
+    if cache is None or mark is None:
+        return _decode(part, pictures, size, channels, resize, bad_files, num_workers, fits)
+    path = cache.path(mark, size, channels, resize, bad_files, PIL.__version__, torchvision.__version__)
+    content = cache.read(path)
+    if content is None:
+        loaded = _decode(part, pictures, size, channels, resize, bad_files, num_workers, fits)
+        assert isinstance(loaded.samples, DecodedPictures)
+        good, images = loaded.good, loaded.samples.images
+        found = {"good": good, "skipped": loaded.skipped, "mean": loaded.mean, "std": loaded.std}
+        cache.write(path, found | {"images": images})
+        return loaded
+    images = content.pop("images")
+    del content["digest"]
+    kept = pictures.select(content["good"])
+    return Loaded(DecodedPictures(images, kept.labels), kept.labels, **content)
+
+
+def _decode(
+    part: str,
+    pictures: Pictures,
+    size: tuple[int, int],
+    channels: int,
+    resize: bool,
+    bad_files: BadFiles,
+    num_workers: int,
+    fits: bool,
+) -> Loaded:
     reader = _Reader(pictures, size if resize else None, channels)
     chunks = DataLoader(reader, batch_size=_CHUNK, num_workers=num_workers, collate_fn=list)
-    fits = len(pictures) * channels * size[0] * size[1] <= MEMORY
     images = torch.empty((len(pictures) if fits else 0, channels, *size), dtype=torch.uint8)
     good: list[int] = []
     skipped: list[str] = []
@@ -143,7 +188,7 @@ def load(
     mean = total / len(good)
     std = (squares / len(good) - mean.square()).clamp(min=0).sqrt()
     std = torch.where(std < 1e-6, 1.0, std)
-    return Loaded(samples, kept.labels, skipped, mean.tolist(), std.tolist())
+    return Loaded(samples, kept.labels, good, skipped, mean.tolist(), std.tolist())
 
 
 class _Reader(Dataset[Tensor | str]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,10 @@ from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
 from experiments.vision.drawing import attention_figures
 from experiments.vision.finetuning import start_from
-from experiments.vision.network import Experts, PictureFacts, PositionName, VisionTransformer
+from experiments.vision.layers import StemName
+from experiments.vision.network import Experts, PictureFacts, PoolName, VisionTransformer
 from experiments.vision.pictures import read_picture, scale_pixels, to_tensor
+from experiments.vision.places import PositionName
 
 
 class Probabilities(nn.Module):
@@ -63,9 +65,11 @@ class ImageClassifier(Experiment):
         hidden_dim: width of the feed-forward, or of each expert; null for 2 dim.
         experts: several feed-forwards in each block, of which a token takes the best few; null for a plain one.
         patch_size: pixels along a patch; must divide height and width.
-        stem: patch (cut and project) or conv (3x3 convolution first).
-        pool: class (read a class token) or mean (of all patches).
+        stem: patch (cut and project), conv (a 3x3 convolution first) or compact (convolution and pooling, in stages).
+        pool: class (read a class token), mean (of all patches) or sequence (a mean with learned weights).
         dropout: in the branches of the blocks. Dropout of attention weights is the mechanism's own option.
+        drop_path: probability that a branch of the last block is left out for a sample, rising from 0 in the first.
+        layer_scale: start of learned factors of each branch, such as 1e-4; null for none.
         label_smoothing: share of the target spread evenly over all classes, from 0 to 1.
         init_from: a checkpoint whose weights a new run starts from, with the same options of the network.
         replace_head: with init_from, start with a new head where the classes are not those of the checkpoint.
@@ -88,9 +92,11 @@ class ImageClassifier(Experiment):
         hidden_dim: int | None = None,
         experts: Experts | None = None,
         patch_size: int = 2,
-        stem: Literal["patch", "conv"] = "conv",
-        pool: Literal["class", "mean"] = "class",
+        stem: StemName = "conv",
+        pool: PoolName = "class",
         dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
         label_smoothing: float = 0.0,
         init_from: str | None = None,
         replace_head: bool = False,

@@ -16,47 +16,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attnzoo import (
-    DiversityKind,
-    EncoderBlock,
-    FeedForward,
-    HeadDiversity,
-    Mechanism,
-    MixtureOfExperts,
-    Softmax,
-)
-from attnzoo.positions import (
-    Alibi,
-    Learned,
-    Learned2D,
-    RelativeBias,
-    Rotary,
-    Rotary2D,
-    ScoreTerms,
-    Shaw,
-    Sinusoidal,
-    Sinusoidal2D,
-    SwinBias,
-    T5Bias,
-    Turning,
-)
+from attnzoo import DiversityKind, FeedForward, HeadDiversity, Mechanism, MixtureOfExperts, Softmax
+from attnzoo.positions import Learned2D
+from experiments.vision.layers import SequencePool, StemName, VisionBlock, make_stem
+from experiments.vision.places import PositionName, added, inside
 
 Attention = Callable[[int, int], Mechanism]
-PositionName = Literal[
-    "none",
-    "sinusoidal",
-    "learned",
-    "rope",
-    "rope_halves",
-    "alibi",
-    "t5",
-    "offset",
-    "shaw",
-    "rope_2d",
-    "sincos_2d",
-    "learned_2d",
-    "swin",
-]
+PoolName = Literal["class", "mean", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -109,9 +75,13 @@ class VisionTransformer(nn.Module):
         hidden_dim: width of the feed-forward, or of each expert; 2 E if None.
         experts: a mixture of experts in the place of the feed-forward; None for one network.
         patch_size: P; height and width must be multiples of it.
-        stem: "patch" cuts and projects; "conv" looks with 3x3 convolutions first.
-        pool: "class" reads a class token, "mean" the mean of the patches.
+        stem: "patch" cuts and projects; "conv" looks with a 3x3 convolution first; "compact" halves the picture by
+            convolution and pooling until it comes to P.
+        pool: "class" reads a class token, "mean" the mean of the patches, "sequence" a mean with learned weights.
         dropout: of the branches of a block.
+        drop_path: probability that a branch of the last block is left out for a sample; it rises with the depth,
+            from 0.
+        layer_scale: start of the learned factors of each branch; None for no such factors.
 
     Raises:
         ValueError: for sizes that do not divide, an unknown position, or a block that does not exist.
@@ -133,9 +103,11 @@ class VisionTransformer(nn.Module):
         hidden_dim: int | None = None,
         experts: Experts | None = None,
         patch_size: int = 2,
-        stem: Literal["patch", "conv"] = "conv",
-        pool: Literal["class", "mean"] = "class",
+        stem: StemName = "conv",
+        pool: PoolName = "class",
         dropout: float = 0.0,
+        drop_path: float = 0.0,
+        layer_scale: float | None = None,
     ) -> None:
         super().__init__()
         self.size = (pictures.height, pictures.width)
@@ -145,8 +117,11 @@ class VisionTransformer(nn.Module):
         ):  # fmt: skip
             if value is not None and value < 1:
                 raise ValueError(f"--model.{name} is {value}; it must be at least 1")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"--model.dropout is {dropout}; it must lie in [0, 1)")
+        for name, share in (("dropout", dropout), ("drop_path", drop_path)):
+            if not 0 <= share < 1:
+                raise ValueError(f"--model.{name} is {share}; it must lie in [0, 1)")
+        if pool not in get_args(PoolName):
+            raise ValueError(f"--model.pool is {pool!r}; it must be one of {', '.join(get_args(PoolName))}")
         if pictures.height % patch_size or pictures.width % patch_size:
             raise ValueError(
                 f"Pictures of {pictures.height}x{pictures.width} cannot be cut into patches of {patch_size}; "
@@ -162,20 +137,22 @@ class VisionTransformer(nn.Module):
         shape = (1, pictures.channels, 1, 1)
         self.register_buffer("mean", torch.tensor(pictures.mean).view(shape))
         self.register_buffer("std", torch.tensor(pictures.std).view(shape))
-        self.stem = _stem(stem, pictures.channels, dim, patch_size)
+        self.stem = make_stem(stem, pictures.channels, dim, patch_size)
         self.class_token = nn.Parameter(torch.zeros(1, 1, dim)) if prefix else None
-        self.position = _added(position, dim, tokens, self.grid, prefix)
+        self.position = added(position, dim, tokens, self.grid, prefix)
         diversity = HeadDiversity(head_diversity, head_diversity_kind) if head_diversity else None
         self.blocks = nn.ModuleList(
-            EncoderBlock(
+            VisionBlock(
                 dim,
                 num_heads,
-                others.get(layer, attention),
+                mechanism=others.get(layer, attention),
                 feed_forward=FeedForward if experts is None else functools.partial(MixtureOfExperts, **asdict(experts)),
                 hidden_dim=2 * dim if hidden_dim is None else hidden_dim,
                 dropout=dropout,
+                drop_path=drop_path * layer / max(depth - 1, 1),
+                layer_scale=layer_scale,
                 causal=False,
-                position=_inside(position, num_heads, dim // num_heads, self.grid, prefix),
+                position=inside(position, num_heads, dim // num_heads, self.grid, prefix),
                 num_kv_heads=num_kv_heads,
                 head_diversity=diversity,
                 max_len=tokens,
@@ -188,6 +165,7 @@ class VisionTransformer(nn.Module):
         self.in_two_dimensions = position in ("rope_2d", "sincos_2d")
         self.turns = position in ("rope", "rope_halves", "rope_2d")
         self.norm = nn.LayerNorm(dim)
+        self.sequence_pool = SequencePool(dim) if pool == "sequence" else None
         self.head = nn.Linear(dim, pictures.num_classes)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,8 +193,12 @@ class VisionTransformer(nn.Module):
         for block in self.blocks:
             x, more = block(x, positions=places if self.turns else None)
             aux = aux + more
-        x = self.norm(x)
-        return self.head(x[:, 0] if self.pool == "class" else x.mean(1)), aux
+        return self.head(self._pooled(self.norm(x))), aux
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        if self.sequence_pool is not None:
+            return self.sequence_pool(x)
+        return x[:, 0] if self.pool == "class" else x.mean(1)
 
     def _places(self, device: torch.device) -> Tensor:
         rows, columns = self.grid
@@ -227,53 +209,6 @@ class VisionTransformer(nn.Module):
         place = torch.arange(rows * columns, device=device)
         grid = torch.stack([place // columns, place % columns], dim=-1) + prefix
         return torch.cat([grid.new_zeros(prefix, 2), grid])
-
-
-def _stem(kind: str, channels: int, dim: int, patch_size: int) -> nn.Module:
-    if kind == "patch":
-        return nn.Conv2d(channels, dim, patch_size, stride=patch_size)
-    if kind != "conv":
-        raise ValueError(f"--model.stem is {kind!r}; it must be 'patch' or 'conv'")
-    return nn.Sequential(
-        nn.Conv2d(channels, dim, 3, padding=1, bias=False),
-        nn.BatchNorm2d(dim),
-        nn.GELU(),
-        nn.Conv2d(dim, dim, patch_size, stride=patch_size),
-    )
-
-
-def _added(name: PositionName, dim: int, tokens: int, grid: tuple[int, int], prefix: int) -> nn.Module | None:
-    """The encoding that is added to the embeddings, if this name is one."""
-    if name not in get_args(PositionName):
-        raise ValueError(f"--model.position is {name!r}; it must be one of {', '.join(get_args(PositionName))}")
-    if name == "sinusoidal":
-        return Sinusoidal(dim)
-    if name == "learned":
-        return Learned(dim, tokens)
-    if name == "sincos_2d":
-        return Sinusoidal2D(dim)
-    if name == "learned_2d":
-        return Learned2D(dim, grid, prefix)
-    return None
-
-
-def _inside(
-    name: PositionName, num_heads: int, head_dim: int, grid: tuple[int, int], prefix: int
-) -> Turning | ScoreTerms | None:
-    """The encoding that acts inside the attention, if this name is one."""
-    if name in ("rope", "rope_halves"):
-        return Rotary(head_dim, layout="neighbours" if name == "rope" else "halves")
-    if name == "rope_2d":
-        return Rotary2D(head_dim)
-    if name == "alibi":
-        return Alibi(num_heads)
-    if name == "t5":
-        return T5Bias(num_heads, bidirectional=True)
-    if name == "shaw":
-        return Shaw(head_dim)
-    if name == "swin":
-        return SwinBias(num_heads, grid, prefix)
-    return RelativeBias(num_heads) if name == "offset" else None
 
 
 def _by_layer(attention_at: Mapping[str, Attention], depth: int) -> dict[int, Attention]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -26,6 +27,9 @@ class Shelf(Protocol):
     def read(self, number: int) -> Image.Image:
         """The picture, RGB or grey; ValueError with its name where it cannot be read."""
 
+    def fingerprint(self) -> str | None:
+        """Changes when a picture does; None where decoding costs nothing."""
+
 
 @dataclass(frozen=True)
 class Pictures:
@@ -43,6 +47,11 @@ class Pictures:
 
     def read(self, index: int) -> Image.Image:
         return self.shelf.read(self.numbers[index])
+
+    def fingerprint(self) -> str | None:
+        """Changes when one of the pictures does, or their order; None where decoding costs nothing."""
+        shelf = self.shelf.fingerprint()
+        return None if shelf is None else fingerprint((shelf, list(self.numbers)))
 
     def select(self, chosen: Sequence[int]) -> Pictures:
         """The pictures at some places, in that order."""
@@ -78,6 +87,17 @@ class ArrayShelf:
 
     def read(self, number: int) -> Image.Image:
         return Image.fromarray(self.arrays[number])
+
+    def fingerprint(self) -> None:
+        """Arrays need no decoding."""
+
+
+def fingerprint(causes: Iterable[object]) -> str:
+    """One hash of all of them, in this order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for cause in causes:
+        digest.update(cause if isinstance(cause, bytes) else repr(cause).encode())
+    return digest.hexdigest()
 
 
 def digits() -> Source:

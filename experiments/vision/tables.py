@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
 from experiments.vision.pictures import decode_picture, read_picture
-from experiments.vision.sources import Pictures, Source
+from experiments.vision.sources import Pictures, Source, fingerprint
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -38,6 +40,23 @@ class RowShelf:
         if cell["bytes"] is None:
             return read_picture(cell["path"])
         return decode_picture(cell["bytes"], self.name(number))
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        tables = self.rows.with_format("arrow").iter(batch_size=1000)
+        cells = (cell for table in tables for cell in table[self.column].to_pylist())
+        contents = (b"" if cell is None else cell["bytes"] or _state(cell["path"]) for cell in cells)
+        return fingerprint(itertools.chain([self.title], contents))
+
+    def fingerprint(self) -> str:
+        """Of the encoded pictures themselves."""
+        return self._fingerprint
+
+
+def _state(path: str) -> bytes:
+    file = Path(path)
+    state = file.stat() if file.is_file() else None
+    return repr((path, state and (state.st_size, state.st_mtime_ns))).encode()
 
 
 def has_parquet(root: Path) -> bool:

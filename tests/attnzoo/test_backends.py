@@ -49,7 +49,7 @@ def test_an_all_wide_window_is_softmax(random_qkv: Draw) -> None:
             close(x, y)
 
 
-@pytest.mark.parametrize("backend", ["auto", "flash", "math"])
+@pytest.mark.parametrize("backend", ["auto", "flash", "math", "plain"])
 def test_back_ends_of_softmax_agree(brute: Brute, backend: Any, random_qkv: Draw) -> None:
     """A9, B4: by every back end of this machine, with masks and with a bias, and repeatable."""
     attn = Softmax(2, 8, backend=backend, dropout=0.9).eval()
@@ -82,3 +82,8 @@ def test_explain_names_the_kernel_that_runs(random_qkv: Draw) -> None:
             attn(q, k, v)
         ran = any("flash_attention_for_cpu" in event.key for event in profile.key_averages())
         assert ran == (said == "flash")
+    plain = Softmax(2, 8, backend="plain")
+    assert plain.explain(q, k, v) == "plain torch operations on T x S numbers (asked for)"
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        plain(q, k, v)
+    assert not any("scaled_dot_product" in event.key for event in profile.key_averages())

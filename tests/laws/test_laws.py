@@ -38,6 +38,7 @@ from attnzoo.reference import formula_of
 VARIANTS = {
     "Softmax, scale 1": functools.partial(Softmax, scale=1.0),
     "Softmax, math": functools.partial(Softmax, backend="math"),
+    "Softmax, plain": functools.partial(Softmax, backend="plain"),
     "Softmax, softcap": functools.partial(Softmax, softcap=1.5),
     "Softmax, sink": functools.partial(Softmax, sink=True),
     "Softmax, scale, softcap and sink": functools.partial(Softmax, scale=1.0, softcap=0.7, sink=True),

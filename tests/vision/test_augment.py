@@ -103,6 +103,29 @@ def test_shift_by_whole_pixels_is_padding_and_cropping() -> None:
     assert (hits.sum(0) > 0).all(), "every shift should come up in 64 draws"
 
 
+@pytest.mark.parametrize("options", [{"crop_padding": 2}, {"hflip": True}, {"crop_padding": 1, "hflip": True}])
+@pytest.mark.parametrize("kind", ["bytes", "floats"])
+def test_whole_pixels_are_moved_exactly(options: dict[str, int], kind: str) -> None:
+    """Each result is one of the crops of the padded picture or of its mirror image, bit for bit, and all come up."""
+    came = batch(256, 3, 4, 6)
+    if kind == "floats":
+        came["image"] = came["image"] / 255
+    found = Augment(**options)(came, 3)["image"]
+    margin = options.get("crop_padding", 0)
+    seen = set()
+    for picture, result in zip(came["image"] if kind == "floats" else came["image"] / 255, found, strict=True):
+        places = []
+        for mirrored in (False, True) if "hflip" in options else (False,):
+            padded = F.pad(picture.flip(-1) if mirrored else picture, (margin,) * 4)
+            for y in range(2 * margin + 1):
+                for x in range(2 * margin + 1):
+                    if torch.equal(padded[:, y : y + 4, x : x + 6], result):
+                        places.append((mirrored, y, x))
+        assert places
+        seen.update(places)
+    assert len(seen) == (2 * margin + 1) ** 2 * (2 if "hflip" in options else 1)
+
+
 def fixed(monkeypatch: pytest.MonkeyPatch, value: Callable[[float, float], float]) -> None:
     """Let every range be drawn at one place instead of at random."""
     monkeypatch.setattr(
