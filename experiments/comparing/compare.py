@@ -1,0 +1,127 @@
+"""The command `compare`: a table of runs in the terminal, and a page that shows them side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from experiments.comparing.judging import difference, half_width
+from experiments.comparing.reading import Group, Variant, find, groups
+from experiments.training import options
+
+ALL_PAIRS = 0.9
+"""From this share of the pairs on a mechanism is marked: it is no cheaper form of attention here."""
+
+MARK = "●"
+
+LEGEND = (
+    f"{MARK} more than {ALL_PAIRS:.0%} of the pairs of query and key have a weight. "
+    "± half of the 95 % interval of the mean over seeds, by Student's t. "
+    "Difference from plain Softmax on the same seeds; p of a paired t test, not corrected for how many rows are looked "
+    "at. FLOPs: matrix products of a forward pass, counted by torch, for one sample or token. "
+    "Memory: the largest of the whole process."
+)
+
+
+class Cell(NamedTuple):
+    """What stands in a table, and what it is sorted by."""
+
+    text: str
+    value: float | str | None
+
+
+HEADS = (
+    "model", "seeds", "test/primary", "difference", "p", "pairs", "parameters", "MFLOPs", "ms a step", "MiB", "epochs",
+)  # fmt: skip
+
+
+_WIDEST = Console(width=1000)
+
+
+def compare(argv: list[str]) -> int:
+    """The command; see `show`."""
+    return options.call(show, argv, "python -m experiments compare")
+
+
+def show(runs: str = "runs/*/*", out: str | None = None) -> int:
+    """Prints a table of runs and writes a page about them.
+
+    Args:
+        runs: which run folders, as a glob pattern.
+        out: the page; compare.html in the folder of all runs where not given.
+    """
+    from experiments.comparing.page import write
+
+    console = Console(highlight=False)
+    found = groups(find(runs, lambda text: console.print(text, markup=False)))
+    tables = [table(group) for group in found]
+    # A narrow terminal breaks the lines of a wide table; figures cut off would be lost.
+    wide = Console(highlight=False, width=max(console.width, *(_WIDEST.measure(made).maximum for made in tables)))
+    for group, made in zip(found, tables, strict=True):
+        wide.print(made)
+        for line in notes(group):
+            console.print(line, markup=False)
+    console.print(f"\n{LEGEND}", markup=False)
+    path = Path(out) if out is not None else Path("runs", "compare.html")
+    write(found, path)
+    console.print(f"\npage  {path}  ({path.stat().st_size / 2**20:.1f} MiB, opens without a network)", soft_wrap=True)
+    return 0
+
+
+def table(group: Group) -> Table:
+    """One row for each variant."""
+    made = Table(title=Text(group.title), title_justify="left", box=box.SIMPLE_HEAD)
+    made.add_column(HEADS[0])
+    for head in HEADS[1:]:
+        made.add_column(head, justify="right")
+    for variant in group.variants:
+        made.add_row(*(Text(cell.text) for cell in cells(variant, group)))
+    return made
+
+
+def notes(group: Group) -> list[str]:
+    """What the table does not show: runs that have not finished, and a missing baseline."""
+    lines = [
+        f"{len(runs)} {status}: {', '.join(run.name for run in runs[:3])}{', ...' if len(runs) > 3 else ''}"
+        for status, runs in sorted(group.open.items())
+    ]
+    if group.baseline is None and group.variants:
+        lines.append("No run with Softmax to compare with.")
+    return lines
+
+
+def cells(variant: Variant, group: Group) -> list[Cell]:
+    """A row, in the order of `HEADS`."""
+    scores = list(variant.scores.values())
+    mean = sum(scores) / len(scores) if scores else None
+    width = half_width(scores)
+    pairs = variant.mean("visible_pairs")
+    flops = variant.flops
+    score = "" if mean is None else f"{mean:.4f}" + ("" if width is None else f" ±{width:.4f}")
+    against = None
+    if group.baseline is not None and variant is not group.baseline:
+        against = difference(variant.scores, group.baseline.scores)
+    gap = f"{against.mean:+.4f}" if against else ("baseline" if variant is group.baseline else "")
+    p = None if against is None else against.p
+    return [
+        Cell(f"{variant.label} {MARK}" if pairs is not None and pairs > ALL_PAIRS else variant.label, variant.label),
+        Cell(str(len(variant.runs)), len(variant.runs)),
+        Cell(score, mean),
+        Cell(gap, against.mean if against else None),
+        Cell("" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001", p),
+        Cell("" if pairs is None else f"{pairs:.0%}", pairs),
+        _number(variant.mean("parameters"), ",.0f"),
+        _number(None if flops is None else flops / 1e6, ",.3g"),
+        _number(variant.mean("step_ms"), ",.1f"),
+        _number(variant.mean("peak_memory_mib"), ",.0f"),
+        _number(variant.mean("epochs"), ".0f"),
+    ]
+
+
+def _number(value: float | None, form: str) -> Cell:
+    return Cell("" if value is None else f"{value:{form}}", value)

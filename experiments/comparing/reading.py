@@ -1,0 +1,243 @@
+"""Runs as they stand in their folders, sorted into groups of what can be compared."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from attnzoo import CATALOGUE
+
+SCORE = "test/primary"
+_NOT_PART = ("run", "seed_everything", "ckpt_path", "checkpoint", "head_monitor")
+"""Options that change no number of a run, or are the seed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder.
+
+    Attributes:
+        path: the folder.
+        results: `results.json`.
+        config: `config.yaml`.
+    """
+
+    path: Path
+    results: dict[str, Any]
+    config: dict[str, Any]
+
+    @cached_property
+    def rows(self) -> list[dict[str, str]]:
+        """Rows of `metrics.csv`, none where there is no file."""
+        path = self.path / "metrics.csv"
+        if not path.is_file():
+            return []
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """Every option that is set, by its name with dots."""
+        return {name: value for name, value in flat(self.config).items() if value is not None}
+
+    @property
+    def score(self) -> float | None:
+        """`test/primary`, larger is better; None where it was not measured or is no number."""
+        value: float | None = self.results["metrics"].get(SCORE)
+        return value
+
+    @property
+    def name(self) -> str:
+        """Preset and folder."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+
+@dataclass
+class Variant:
+    """One model in several seeds.
+
+    Attributes:
+        label: mechanism, and what else tells it from others of its group.
+        mechanism: name of the class.
+        runs: seed -> the newest finished run.
+    """
+
+    label: str
+    mechanism: str
+    runs: dict[int, Run] = field(default_factory=dict)
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """Seed -> `test/primary`."""
+        return {seed: run.score for seed, run in self.runs.items() if run.score is not None}
+
+    def mean(self, key: str) -> float | None:
+        """Mean over the seeds of a figure of `results.json`, None where no run has it."""
+        values = [run.results[key] for run in self.runs.values() if run.results.get(key) is not None]
+        return sum(values) / len(values) if values else None
+
+    @property
+    def flops(self) -> float | None:
+        """Of a forward pass for one sample, whatever the task calls one."""
+        results = next(iter(self.runs.values())).results
+        return self.mean(next((key for key in results if key.startswith("flops_per_")), ""))
+
+
+@dataclass
+class Group:
+    """Runs that differ in their model alone: same preset, data and training.
+
+    Attributes:
+        title: the preset, and what tells it from other groups of the preset.
+        variants: the best mean score first.
+        baseline: what the others are compared with: plain `Softmax`, or None.
+        open: runs that have not finished, by status.
+    """
+
+    title: str
+    variants: list[Variant]
+    baseline: Variant | None
+    open: dict[str, list[Run]]
+
+
+def find(pattern: str, say: Callable[[str], None] = print) -> list[Run]:
+    """The runs that a glob pattern names, or that lie in the folders that it names.
+
+    Args:
+        pattern: of paths.
+        say: told of each run that cannot be read.
+
+    Raises:
+        ValueError: there are none.
+    """
+    folders: list[Path] = []
+    whole = Path(pattern).expanduser()
+    # A pattern that begins at the root of the disk cannot be looked for from here.
+    places = [whole] if whole.is_dir() else sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+    for path in places:
+        inside = [file.parent for depth in ("", "*/", "*/*/") for file in path.glob(f"{depth}results.json")]
+        folders += inside if path.is_dir() else []
+    runs = [run for folder in sorted(set(folders)) if (run := _read(folder, say)) is not None]
+    if not runs:
+        raise ValueError(
+            f"No runs at {pattern}; train some (make sweep EXP=vit), or name others by RUNS='runs/vit/*' (--runs)."
+        )
+    return runs
+
+
+def groups(runs: list[Run]) -> list[Group]:
+    """Sort runs by what can be compared; groups by preset, variants by their mean score."""
+    by_setting: dict[str, list[Run]] = {}
+    for run in runs:
+        by_setting.setdefault(json.dumps(_setting(run), sort_keys=True), []).append(run)
+    titles = _titles([json.loads(setting) for setting in by_setting])
+    return [_group(title, found) for title, found in sorted(zip(titles, by_setting.values(), strict=True), key=_first)]
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested options by names with dots; `init_args` and the like left out of the names.
+
+    Example:
+        >>> flat({"model": {"class_path": "a.B", "init_args": {"dim": 8, "betas": [0.9, 0.98]}}})
+        {'model': 'a.B', 'model.dim': 8, 'model.betas': [0.9, 0.98]}
+    """
+    if not isinstance(config, Mapping):
+        return {prefix: config}
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        name = prefix if key in ("class_path", "init_args") else f"{prefix}.{key}".lstrip(".")
+        found |= flat(value, name)
+    return found
+
+
+def _read(folder: Path, say: Callable[[str], None]) -> Run | None:
+    try:
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), _LOADER)
+        if not isinstance(results["metrics"], dict) or not isinstance(config["model"], dict):
+            raise ValueError("metrics or model are missing")
+        return Run(folder, results, config)
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        say(f"{folder} is left out, for it cannot be read: {str(error).splitlines()[0]}")
+        return None
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _setting(run: Run) -> dict[str, Any]:
+    """All options but the seed and those of the model."""
+    kept = {
+        name: value
+        for name, value in run.options.items()
+        if name.partition(".")[0] not in _NOT_PART and not name.startswith("model.")
+    }
+    return {**kept, "preset": run.results["preset"]}
+
+
+def _titles(settings: list[dict[str, Any]]) -> list[str]:
+    titles = []
+    for setting in settings:
+        others = [other for other in settings if other["preset"] == setting["preset"]]
+        differs = sorted(
+            name for name in set().union(*others) if any(other.get(name) != setting.get(name) for other in others)
+        )
+        shown = [f"{name}={setting.get(name)}" for name in differs[:3]]
+        titles.append(", ".join([str(setting["preset"]), *shown]) + (", ..." if len(differs) > 3 else ""))
+    return titles
+
+
+def _first(pair: tuple[str, list[Run]]) -> str:
+    return pair[0]
+
+
+def _group(title: str, runs: list[Run]) -> Group:
+    unfinished: dict[str, list[Run]] = {}
+    by_model: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.results.get("status") != "finished":
+            unfinished.setdefault(str(run.results.get("status")), []).append(run)
+        else:
+            by_model.setdefault(json.dumps(_model(run), sort_keys=True), []).append(run)
+    models = [json.loads(key) for key in by_model]
+    differ = {name for name in set().union(*models) if any(model.get(name) != models[0].get(name) for model in models)}
+    variants = []
+    for model, found in zip(models, by_model.values(), strict=True):
+        mechanism = str(found[0].results["mechanism"])
+        sizes = [f"{name}={value}" for name, value in _sizes(found[0]).items()]
+        others = sorted(name for name in differ if f"{name}.".partition("model.attention.")[1] == "")
+        sizes += [f"{name.removeprefix('model.')}={model[name]}" for name in others if name in model]
+        # By number, so that of two runs with one seed the newer stays.
+        newest = {int(run.results["seed"]): run for run in sorted(found, key=lambda run: run.path.name)}
+        variants.append(Variant(" ".join([mechanism, *sizes]), mechanism, dict(sorted(newest.items()))))
+    plain = [variant for variant in variants if variant.mechanism == "Softmax"]
+    # Several are left where more than the mechanism differs: the one with the most seeds, then the shortest name.
+    baseline = max(plain, key=lambda variant: (len(variant.runs), -len(variant.label)), default=None)
+    variants.sort(key=_mean_score, reverse=True)
+    return Group(title, variants, baseline, unfinished)
+
+
+def _mean_score(variant: Variant) -> float:
+    scores = variant.scores.values()
+    return sum(scores) / len(scores) if scores else float("-inf")
+
+
+def _model(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in run.options.items() if name.partition(".")[0] == "model"}
+
+
+def _sizes(run: Run) -> dict[str, Any]:
+    """Options of the mechanism that are not its defaults."""
+    given = {name.removeprefix("model.attention."): value for name, value in _model(run).items()
+             if name.startswith("model.attention.")}  # fmt: skip
+    known = CATALOGUE.get(str(run.results["mechanism"]))
+    defaults = {} if known is None else {n: p.default for n, p in inspect.signature(known).parameters.items()}
+    return {name: value for name, value in given.items() if defaults.get(name) != value}

@@ -1,0 +1,126 @@
+"""`make compare`: what belongs together, and figures by hand and by tables of Student's t."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+from made_runs import make_run
+
+from experiments.comparing.compare import MARK, cells, notes
+from experiments.comparing.judging import difference, half_width
+from experiments.comparing.reading import Group, find, groups
+
+T_975_2 = 4.302653
+"""Student's t with two degrees of freedom, 97.5 %, from a table."""
+
+
+def only_group(root: Path) -> Group:
+    (group,) = groups(find(str(root)))
+    return group
+
+
+def row(group: Group, label: str) -> dict[str, str]:
+    from experiments.comparing.compare import HEADS
+
+    (variant,) = [variant for variant in group.variants if variant.label == label]
+    return dict(zip(HEADS, (cell.text for cell in cells(variant, group)), strict=True))
+
+
+def test_the_interval_is_that_of_student() -> None:
+    assert half_width([0.90, 0.92, 0.97]) == pytest.approx(T_975_2 * statistics.stdev([0.90, 0.92, 0.97]) / 3**0.5)
+    assert half_width([0.9]) is None
+
+
+def test_a_difference_is_paired_by_seed() -> None:
+    """Differences 0.1, 0.2, 0.3: t = 0.2 / (0.1 / sqrt 3) = 3.4641, and p = 1 - t / sqrt(t^2 + 2) for two degrees."""
+    found = difference({0: 0.6, 1: 0.4, 2: 0.9, 7: 5.0}, {2: 0.6, 1: 0.2, 0: 0.5})
+    assert found is not None
+    assert found.mean == pytest.approx(0.2)
+    assert found.seeds == 3
+    t = 0.2 / (0.1 / 3**0.5)
+    assert found.p == pytest.approx(1 - t / (t * t + 2) ** 0.5)
+
+
+def test_what_cannot_be_judged_has_no_p() -> None:
+    assert difference({0: 1.0}, {1: 1.0}) is None
+    one, same = difference({0: 1.0}, {0: 0.5}), difference({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5})
+    assert one is not None
+    assert same is not None
+    assert one.p is None
+    assert same.p is None
+    assert same.mean == 0.5
+
+
+def test_a_row_has_mean_interval_difference_and_costs(tmp_path: Path) -> None:
+    for seed, (softmax, local) in enumerate([(0.5, 0.6), (0.2, 0.4), (0.6, 0.9)]):
+        make_run(tmp_path, "Softmax", softmax, seed=seed)
+        make_run(tmp_path, "Local", local, seed=seed, attention={"window": 5})
+    group = only_group(tmp_path)
+    assert [variant.label for variant in group.variants] == ["Local window=5", "Softmax"]
+    found = row(group, "Local window=5")
+    width = T_975_2 * statistics.stdev([0.6, 0.4, 0.9]) / 3**0.5
+    assert found["test/primary"] == f"{(0.6 + 0.4 + 0.9) / 3:.4f} ±{width:.4f}"
+    assert found["difference"] == "+0.2000"
+    assert found["p"] == "0.074"
+    assert (found["seeds"], found["parameters"], found["MFLOPs"], found["pairs"]) == ("3", "119,178", "4", "30%")
+    # Runs 2, 4 and 6.
+    assert (found["ms a step"], found["MiB"], found["epochs"]) == ("24.0", "640", "2")
+    assert MARK not in found["model"]
+    assert row(group, "Softmax")["model"] == f"Softmax {MARK}"
+    assert row(group, "Softmax")["difference"] == "baseline"
+
+
+def test_only_runs_of_one_setting_are_compared(tmp_path: Path) -> None:
+    """Another number of epochs is another group, and its title says so; another seed, name or root is not."""
+    make_run(tmp_path, seed=0, name="a")
+    make_run(tmp_path, seed=1, name="b")
+    make_run(tmp_path, seed=0, trainer={"max_epochs": 9})
+    make_run(tmp_path, seed=0, preset="forecaster")
+    found = groups(find(str(tmp_path)))
+    assert [group.title for group in found] == ["forecaster", "vit, trainer.max_epochs=2", "vit, trainer.max_epochs=9"]
+    assert [sum(len(variant.runs) for variant in group.variants) for group in found] == [1, 2, 1]
+
+
+def test_of_two_runs_with_one_seed_the_newer_counts(tmp_path: Path) -> None:
+    make_run(tmp_path, score=0.1)
+    make_run(tmp_path, score=0.7)
+    assert only_group(tmp_path).variants[0].scores == {0: 0.7}
+
+
+def test_models_that_differ_in_an_option_are_two_rows(tmp_path: Path) -> None:
+    """The plain Softmax is what the others are compared with."""
+    make_run(tmp_path, "Softmax", 0.5)
+    make_run(tmp_path, "Softmax", 0.6, model={"head_diversity": 0.03})
+    make_run(tmp_path, "Additive", 0.4, model={"hidden_dim": 131})
+    group = only_group(tmp_path)
+    labels = [variant.label for variant in group.variants]
+    assert labels == ["Softmax head_diversity=0.03", "Softmax", "Additive hidden_dim=131"]
+    assert group.baseline is group.variants[1]
+    assert row(group, "Softmax head_diversity=0.03")["difference"] == "+0.1000"
+
+
+def test_runs_without_a_score_or_an_end_are_named(tmp_path: Path) -> None:
+    make_run(tmp_path, "Local", None)
+    make_run(tmp_path, "Softmax", None, status="stopped")
+    make_run(tmp_path, "Softmax", None, status="failed")
+    group = only_group(tmp_path)
+    assert row(group, "Local")["test/primary"] == ""
+    assert notes(group) == [
+        "1 failed: vit/0003-softmax-seed0",
+        "1 stopped: vit/0002-softmax-seed0",
+        "No run with Softmax to compare with.",
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{}/vit", "{}/vit/*", "{}/*/*"])
+def test_runs_are_found_by_folder_or_pattern(tmp_path: Path, pattern: str) -> None:
+    make_run(tmp_path)
+    make_run(tmp_path, "Local")
+    assert len(find(pattern.format(tmp_path))) == 2
+
+
+def test_no_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No runs at .*make sweep EXP=vit"):
+        find(str(tmp_path / "*"))
