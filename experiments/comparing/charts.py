@@ -44,7 +44,7 @@ def learning(group: Group, column: str, palette: dict[str, str]) -> go.Figure:
             if not steps:
                 continue
             figure.add_scatter(
-                x=steps, y=values, mode="lines" if len(steps) > 1 else "markers", name=html.escape(variant.label),
+                x=steps, y=values, mode="lines" if len(steps) > 1 else "markers", name=_short(variant.label),
                 legendgroup=str(number), showlegend=first, meta=variant.label,
                 line={"color": palette[variant.label], "width": 1.6, "dash": _DASHES[number % len(_DASHES)]},
                 hovertemplate=f"{html.escape(variant.label)}, seed {seed}<br>step %{{x}}: %{{y:.4f}}<extra></extra>",
@@ -64,7 +64,7 @@ def quality(group: Group, cost: Callable[[Variant], float | None], title: str, p
         mean, width = sum(scores) / len(scores), half_width(scores)
         label = html.escape(variant.label)
         figure.add_scatter(
-            x=[x], y=[mean], mode="markers", name=label, meta=variant.label,
+            x=[x], y=[mean], mode="markers", name=_short(variant.label), meta=variant.label,
             marker={"color": palette[variant.label], "size": 11, "symbol": _SYMBOLS[number % len(_SYMBOLS)]},
             error_y={"type": "data", "array": [width or 0.0], "visible": width is not None, "thickness": 1},
             hovertemplate=f"{label}<br>%{{x:,.4g}} {html.escape(title)}<br>%{{y:.4f}}<extra></extra>",
@@ -93,12 +93,17 @@ def cost_by_length(speed: Path) -> dict[str, tuple[str, go.Figure]]:
             lengths = sorted(case["bytes" if unit == "MiB" else "seconds"], key=int)
             figure.add_scatter(
                 x=[int(length) for length in lengths], y=[value(case, length) for length in lengths],
-                mode="lines+markers", name=html.escape(label), meta=label,
+                mode="lines+markers", name=_short(label), meta=label,
                 line={"color": palette.get(label), "dash": _DASHES[number % len(_DASHES)]},
             )  # fmt: skip
         figure.update_layout(xaxis_title="tokens", yaxis_title=unit, xaxis_type="log", yaxis_type="log")
         figures[name] = (source, figure)
     return figures
+
+
+def _short(label: str) -> str:
+    """For a legend, which takes its room from the figure."""
+    return html.escape(label if len(label) <= 30 else f"{label[:29]}…")
 
 
 def _curve(run: Run, column: str) -> tuple[list[float], list[float]]:

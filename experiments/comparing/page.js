@@ -17,7 +17,7 @@ const layout = (given) => {
     ...given, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text, size: 12 },
     xaxis: { ...given.xaxis, ...axis }, yaxis: { ...given.yaxis, ...axis },
     margin: { l: 55, r: 10, t: 10, b: 45 }, hoverlabel: { align: "left" },
-    legend: small ? { orientation: "h", y: -0.25, font: { size: 9 } } : { font: { size: 10 } },
+    legend: small ? { orientation: "h", y: -0.25, maxheight: 0.3, font: { size: 9 } } : { font: { size: 10 } },
   };
 };
 const drawn = new Set();
