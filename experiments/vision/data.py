@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from experiments.training.sampling import ResumableBatches, ResumableLoader
+from experiments.training.sampling import ResumableBatches, ResumableLoader, in_turn, share_of
 from experiments.vision.augment import OFF, Augment
 from experiments.vision.cache import PictureCache, user_folder
 from experiments.vision.folders import find_folder, missing_path
 from experiments.vision.loading import BadFiles, Loaded, collate, first_size, load
 from experiments.vision.sources import Source, digits, split
 from experiments.vision.tables import HUB, find_hub, find_parquet, has_parquet
+from experiments.vision.torchvision_sets import TORCHVISION, find_torchvision
 
 log = logging.getLogger("experiments")
 
@@ -35,8 +36,9 @@ class ImageData(lightning.LightningDataModule):
     Args:
         path: None takes the 1,797 handwritten digits of scikit-learn, a fifth of them as test. Otherwise a
             folder with `train/<class>/*` (and `val`, `test`), with `<class>/*`, or with parquet files named
-            train*, val*, test*; or `hub:NAME`, a data set of a hub. A folder that is not found from here is
-            looked for in the one that ATTNZOO_DATA names, and in its `vision`.
+            train*, val*, test*; `hub:NAME`, a data set of a hub; or `torchvision:CIFAR10`, which is downloaded.
+            A folder that is not found from here is looked for in the one that ATTNZOO_DATA names, and in its
+            `vision`.
         batch_size: pictures in a batch, of each process.
         image_size: height and width in pixels that pictures are brought to; one number for both. None keeps
             their own, which must then be the same for all.
@@ -138,7 +140,9 @@ class ImageData(lightning.LightningDataModule):
 
     def _in_order(self, part: str) -> DataLoader[dict[str, Tensor]]:
         options = self._loader_options() | {"persistent_workers": self.num_workers > 0}
-        return DataLoader(self._part(part).samples, self.batch_size, **options)
+        samples = self._part(part).samples
+        batches = in_turn(len(samples), self.batch_size, **share_of(self.trainer))
+        return DataLoader(samples, batch_sampler=batches, **options)
 
     def _loader_options(self) -> dict[str, Any]:
         return {"num_workers": self.num_workers, "collate_fn": collate, "pin_memory": torch.cuda.is_available()}
@@ -158,6 +162,8 @@ class ImageData(lightning.LightningDataModule):
             return digits()
         if self.path.startswith(HUB):
             return find_hub(self.path.removeprefix(HUB), self.label_column)
+        if self.path.startswith(TORCHVISION):
+            return find_torchvision(self.path.removeprefix(TORCHVISION))
         root = Path(self.path).expanduser()
         if not root.is_dir() and "ATTNZOO_DATA" in os.environ:
             folder = Path(os.environ["ATTNZOO_DATA"])

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attnzoo import Mechanism, record
 from experiments.vision.network import VisionTransformer
+from experiments.vision.pictures import scale_pixels
 
 log = logging.getLogger("experiments")
 
@@ -55,6 +56,15 @@ def on_grid(network: VisionTransformer, weights: Tensor) -> Tensor:
     if network.pool == "class":
         return weights[0, 1:].unflatten(0, network.grid)
     return weights.mean(0).unflatten(0, network.grid)
+
+
+def picture_figure(image: Tensor) -> Figure:
+    """One picture [C, H, W], uint8 or from 0 to 1, large enough to be looked at."""
+    figure = Figure(figsize=(1.6, 1.6), layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(scale_pixels(image).permute(1, 2, 0).squeeze(-1).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
+    axes.set_axis_off()
+    return figure
 
 
 def attention_figures(network: VisionTransformer, image: Tensor, title: str = "") -> dict[str, Figure]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from attnzoo import DiversityKind, FeedForward, HeadDiversity, Mechanism, MixtureOfExperts, Softmax
 from attnzoo.positions import Learned2D
 from experiments.vision.layers import SequencePool, StemName, VisionBlock, make_stem
+from experiments.vision.pictures import require_shape
 from experiments.vision.places import PositionName, added, inside
 
 Attention = Callable[[int, int], Mechanism]
@@ -174,14 +175,21 @@ class VisionTransformer(nn.Module):
         Raises:
             ValueError: for pictures of another size or number of channels.
         """
-        if image.dim() != 4 or tuple(image.shape[1:]) != (self.mean.shape[1], *self.size):
-            found = "x".join(map(str, image.shape[1:]))
-            raise ValueError(
-                f"The model takes pictures of {self.mean.shape[1]}x{self.size[0]}x{self.size[1]} (channels, height, "
-                f"width); these are {found}. Resize them: --data.image_size=[{self.size[0]},{self.size[1]}]"
-            )
+        x, aux = self.encode(self.tokens(self.normalised(image)))
+        return self.head(self._pooled(x)), aux
+
+    def normalised(self, image: Tensor) -> Tensor:
+        """Pixels 0 to 1 -> pixels of mean 0 and deviation 1, checked for their shape."""
+        require_shape(image, self.mean.shape[1], self.size)
         image = image.to(self.mean.dtype)  # pixels come in float32, whatever the precision of the weights
-        x = self.stem((image - self.mean) / self.std).flatten(2).transpose(1, 2)
+        return (image - self.mean) / self.std
+
+    def tokens(self, pixels: Tensor) -> Tensor:
+        """What the stem makes of ``normalised`` pixels: one token a patch, in raster order, [B, N, E]."""
+        return self.stem(pixels).flatten(2).transpose(1, 2)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B, N, E] -> tokens behind the last norm, the class token first if there is one, and aux."""
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
         places = self._places(x.device)
@@ -193,7 +201,7 @@ class VisionTransformer(nn.Module):
         for block in self.blocks:
             x, more = block(x, positions=places if self.turns else None)
             aux = aux + more
-        return self.head(self._pooled(self.norm(x))), aux
+        return self.norm(x), aux
 
     def _pooled(self, x: Tensor) -> Tensor:
         if self.sequence_pool is not None:

@@ -124,6 +124,20 @@ def scale_pixels(pixels: Tensor) -> Tensor:
     return pixels
 
 
+def require_shape(image: Tensor, channels: int, size: tuple[int, int]) -> None:
+    """Refuse a batch [B, C, H, W] of other channels, height or width than a model takes.
+
+    Raises:
+        ValueError: with what was found, what was expected, and the option that resizes.
+    """
+    if image.dim() != 4 or tuple(image.shape[1:]) != (channels, *size):
+        found = "x".join(map(str, image.shape[1:]))
+        raise ValueError(
+            f"The model takes pictures of {channels}x{size[0]}x{size[1]} (channels, height, width); these are {found}. "
+            f"Resize them: --data.image_size=[{size[0]},{size[1]}]"
+        )
+
+
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)

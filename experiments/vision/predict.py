@@ -11,8 +11,8 @@ from rich.text import Text
 from experiments.training.exporting import beside
 from experiments.training.finding import newest_finished
 from experiments.training.options import call
+from experiments.vision.classifier import PictureClassifier
 from experiments.vision.drawing import attention_figures
-from experiments.vision.module import ImageClassifier
 from experiments.vision.network import VisionTransformer
 from experiments.vision.pictures import scale_pixels
 
@@ -37,8 +37,8 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     if out is not None and Path(out).suffix not in PICTURES:
         raise ValueError(f"--out={out}: the attention picture is written as one of {', '.join(PICTURES)}")
     path = Path(ckpt) if ckpt else newest_finished("vision")
-    model = ImageClassifier.from_checkpoint(path)
-    assert isinstance(model.network, VisionTransformer) and model.facts is not None
+    model = PictureClassifier.from_checkpoint(path)
+    assert model.facts is not None
     pixels = model.read(image)
     pixels = 255 - pixels if invert else pixels
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -52,6 +52,9 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     for share, number in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         table.add_row(Text(model.facts["classes"][number]), f"{share:.4f}")
     console.print(table)
+    if not isinstance(model.network, VisionTransformer):
+        console.print("attention: no picture, which only a network of this project gives")
+        return 0
     title = f"{Path(image).name}: {model.answer(pixels)}"
     figures = attention_figures(model.network, scale_pixels(pixels)[None], title)
     for figure in figures.values():

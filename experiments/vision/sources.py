@@ -78,12 +78,13 @@ class Source:
 
 @dataclass(frozen=True)
 class ArrayShelf:
-    """Grey pictures in memory, uint8 [N, H, W]."""
+    """Pictures in memory, uint8 [N, H, W] or, in colours, [N, H, W, 3]."""
 
     arrays: np.ndarray
+    title: str
 
     def name(self, number: int) -> str:
-        return f"digit {number}"
+        return f"{self.title} {number}"
 
     def read(self, number: int) -> Image.Image:
         return Image.fromarray(self.arrays[number])
@@ -103,7 +104,7 @@ def fingerprint(causes: Iterable[object]) -> str:
 def digits() -> Source:
     """The 1,797 handwritten digits (8x8, 17 grey levels) that come with scikit-learn; one part."""
     found = load_digits()
-    shelf = ArrayShelf(np.rint(found.images * (255 / 16)).astype(np.uint8))
+    shelf = ArrayShelf(np.rint(found.images * (255 / 16)).astype(np.uint8), "digit")
     pictures = Pictures(shelf, range(len(shelf.arrays)), found.target.tolist())
     classes = [str(name) for name in found.target_names]
     title = "handwritten digits of scikit-learn"
