@@ -9,7 +9,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 RUN := $(BIN)/python -m experiments.make
 
-.PHONY: help setup train classify translate forecast export sweep compare test test-slow golden check format bench reproduce docs clean
+.PHONY: help setup train classify translate forecast heads export sweep compare sync test test-slow golden check format bench reproduce docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ translate: $(READY) ## a text or a file: TEXT="..." or INPUT=file [OUT=file] [CK
 forecast: $(READY) ## what follows in a table: CSV=file [CKPT=checkpoint] [OUT=file.csv] [ARGS="--backtest=true"]
 	@$(RUN) forecast
 
+heads: $(READY) ## how the heads of a model are doing: [CKPT=checkpoint] [OUT=heads.png] [ARGS="--data=PATH"]
+	@$(RUN) heads
+
 export: $(READY) ## a model as .pt2 and .onnx: [CKPT=checkpoint] [OUT=folder]
 	@$(RUN) export
 
@@ -45,6 +48,9 @@ sweep: $(READY) ## every mechanism that fits a preset: EXP=preset [OVER=attentio
 
 compare: $(READY) ## a table of the runs and runs/compare.html: [RUNS='runs/vit/*'] [OUT=page.html]
 	@$(RUN) compare
+
+sync: $(READY) ## send to W&B what was logged offline: [ARGS="--dry_run"]
+	@$(RUN) sync
 
 test: $(READY) ## the tests, under five minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "train every mechanism that fits: --config=NAME [--seeds=3]",
     ),
     "compare": ("experiments.comparing.compare:compare", "a table of the runs, and runs/compare.html"),
+    "heads": ("experiments.training.heads:heads", "how the heads of a checkpoint are doing: --ckpt=PATH"),
+    "sync": ("experiments.training.syncing:sync", "send to W&B what was logged offline"),
     "export": ("experiments.training.exporting:export", "write a model as .pt2 and .onnx"),
 }
 """Command -> ("module:function", line of help). The function takes arguments and gives the exit status."""

@@ -21,6 +21,8 @@ TARGETS = {
     "forecast": {"CSV": "--csv", "CKPT": "--ckpt", "OUT": "--out"},
     "sweep": {"EXP": "--config", "OVER": "--over", "SEEDS": "--seeds", "MATCH": "--match"},
     "compare": {"RUNS": "--runs", "OUT": "--out"},
+    "heads": {"CKPT": "--ckpt", "OUT": "--out"},
+    "sync": {},
     "export": {"CKPT": "--ckpt", "OUT": "--out"},
 }
 """Target -> variable -> option."""

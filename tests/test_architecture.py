@@ -30,7 +30,10 @@ PUBLIC = sorted(
     if inspect.isclass(getattr(attnzoo, name)) or inspect.isfunction(getattr(attnzoo, name))
 )
 
-PUBLIC_MODULES = ("attnzoo", "attnzoo.positions")
+HEADS = ("degenerate", "diversity", "figures", "health", "prune", "reinit")
+"""What of the heads is public: the figures of one, how they are measured and judged, and what is done about it."""
+
+PUBLIC_MODULES = ("attnzoo", "attnzoo.positions", *(f"attnzoo.heads.{name}" for name in HEADS))
 """What of the library the experiments may import from."""
 
 

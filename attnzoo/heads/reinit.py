@@ -83,27 +83,43 @@ def reinit_heads(
         >>> attn.out_proj.weight[:, 8:].abs().max().item()
         0.0
     """
-    sites = find_sites(model)
-    chosen = {name: [head.number for head in heads if head.site == name] for name in {head.site for head in heads}}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    edits: list[Edit] = []
-    for name, numbers in chosen.items():
-        check_heads(sites, name, numbers)
-        site = sites[name]
-        if site.out_proj.bias is None:
-            raise ValueError(
-                f"{name}: {type(site.shell).__name__} has no bias in its output projection that could take up the "
-                f"mean of a head; build it with one, or prune the head"
-            )
-        edits += _edits(site, numbers, step, seed)
+    chosen = _by_site(model, heads)
+    edits = [edit for site, numbers in chosen for edit in _edits(site, numbers, step, seed)]
     blocks = list(_blocks_of_moments(edits, optimizer))
-    for tensors, known in [({name: p for name, p in model.named_parameters()}, means), *averages]:
-        for name, numbers in chosen.items():
-            _fold(sites[name], numbers, {id_: tensors[key] for id_, key in names.items()}, known[name])
-        for edit in edits:
-            put(edit.part.block(tensors[names[id(edit.parameter)]], edit.number), edit.values)
+    _apply(model, chosen, edits, [Average(dict(model.named_parameters()), means), *averages])
     for block, values in blocks:
         put(block, values)
+
+
+def switch_off_heads(
+    model: nn.Module, heads: Sequence[Head], means: Mapping[str, Tensor], *, averages: Sequence[Average] = ()
+) -> None:
+    """Replaces heads by their means, in place and without new weights; ``hold_off`` keeps them so in training.
+
+    Args:
+        model: as for ``reinit_heads``; so are the others, and what is refused.
+        heads: which.
+        means: as there.
+        averages: as there.
+    """
+    chosen = _by_site(model, heads)
+    edits = [Edit(site.out_proj.weight, output(site), number, None) for site, numbers in chosen for number in numbers]
+    _apply(model, chosen, edits, [Average(dict(model.named_parameters()), means), *averages])
+
+
+def hold_off(model: nn.Module, heads: Sequence[Head]) -> None:
+    """Puts the output slices of heads that are switched off to 0 again, after a step that has trained them."""
+    for site, numbers in _by_site(model, heads):
+        for number in numbers:
+            put(output(site).block(site.out_proj.weight, number), None)
+
+
+def check_reinit(model: nn.Module) -> None:
+    """Raises ``ValueError`` unless the heads of every site could begin anew."""
+    for name, site in find_sites(model).items():
+        check_heads({name: site}, name, [])
+        _check_bias(site)
+        inputs(site)
 
 
 def fold(weight: Tensor, bias: Tensor, numbers: Sequence[int], means: Tensor) -> None:
@@ -131,6 +147,37 @@ def check_heads(sites: Mapping[str, Site], name: str, numbers: Sequence[int]) ->
         raise ValueError(f"{name} has heads 0 to {count - 1}, each to be named once; got {list(numbers)}")
     if any(hasattr(p, "device_mesh") for p in sites[name].shell.parameters()):
         raise ValueError(f"{name}: its weights are split over processes (FSDP), so that no process has a whole head")
+
+
+def _by_site(model: nn.Module, heads: Sequence[Head]) -> list[tuple[Site, list[int]]]:
+    """Each site with the numbers of its heads, checked."""
+    sites = find_sites(model)
+    chosen = {head.site: [other.number for other in heads if other.site == head.site] for head in heads}
+    for name, numbers in chosen.items():
+        check_heads(sites, name, numbers)
+        _check_bias(sites[name])
+    return [(sites[name], numbers) for name, numbers in chosen.items()]
+
+
+def _check_bias(site: Site) -> None:
+    if site.out_proj.bias is None:
+        raise ValueError(
+            f"{site.name}: {type(site.shell).__name__} has no bias in its output projection that could take up the "
+            f"mean of a head; build it with one, or prune the head"
+        )
+
+
+def _apply(
+    model: nn.Module, chosen: Sequence[tuple[Site, list[int]]], edits: Sequence[Edit], copies: Sequence[Average]
+) -> None:
+    """Folds the means of the chosen heads and puts the edits in, in every copy of the weights."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for weights, means in copies:
+        for site, numbers in chosen:
+            weight, bias = (weights[names[id(getattr(site.out_proj, part))]] for part in ("weight", "bias"))
+            fold(weight, bias, numbers, means[site.name])
+        for edit in edits:
+            put(edit.part.block(weights[names[id(edit.parameter)]], edit.number), edit.values)
 
 
 def _edits(site: Site, numbers: Sequence[int], step: int, seed: int) -> Iterator[Edit]:
@@ -162,10 +209,6 @@ def _drawn(site: Site, number: int, step: int, seed: int) -> nn.Module:
     if isinstance(table, nn.Parameter):
         put(table, None)  # as every table of relative terms starts
     return fresh
-
-
-def _fold(site: Site, numbers: Sequence[int], tensors: Mapping[int, Tensor], means: Tensor) -> None:
-    fold(tensors[id(site.out_proj.weight)], tensors[id(site.out_proj.bias)], numbers, means)
 
 
 def _blocks_of_moments(

@@ -26,6 +26,8 @@ from experiments.training.checkpoints import BestAndLast, WholeFiles
 from experiments.training.complaints import complain, innermost
 from experiments.training.console import Report, parameter_count
 from experiments.training.ema import Ema, EmaWeights
+from experiments.training.head_monitor import HeadMonitor, Monitoring
+from experiments.training.head_reinit import HeadReinit, Reinit
 from experiments.training.loggers import CsvRows
 from experiments.training.module import Experiment
 from experiments.training.ramp import DiversityRamp
@@ -116,6 +118,8 @@ class ExperimentCLI(LightningCLI):
         parser.add_class_arguments(RunOptions, "run")
         parser.add_lightning_class_args(BestAndLast, "checkpoint")
         parser.add_argument("--ema", type=Ema | None, default=None, help="averaging of weights, off by default")
+        parser.add_argument("--head_monitor", type=Monitoring | None, default=None, help="watching the heads")
+        parser.add_argument("--head_reinit", type=Reinit | None, default=None, help="beginning dead heads anew")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the words; with --ckpt_path and no --config, over the options of that run."""
@@ -180,6 +184,10 @@ class ExperimentCLI(LightningCLI):
             self.throughput = Throughput()
             report = Report(self.options.preset or "run", str(root))
             callbacks += [DiversityRamp(), self.throughput, report, self.keeper]
+            if self.config_init["head_monitor"] is not None:
+                callbacks.append(HeadMonitor(self.config_init["head_monitor"], self.folder.figures))
+            if self.config_init["head_reinit"] is not None:  # before the average, which takes up what it leaves
+                callbacks.append(HeadReinit(self.config_init["head_reinit"], int(self.config["seed_everything"] or 0)))
             if self.config_init["ema"] is not None:
                 callbacks.append(EmaWeights(self.config_init["ema"]))
             loggers.append(CsvRows(self.folder.metrics, done))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +46,22 @@ class EmaWeights(pl.Callback):
         self._live: dict[str, Tensor] = {}
         self._averaged: list[str] = []
         self._steps = 0
+
+    @property
+    def average(self) -> dict[str, Tensor]:
+        """The averaged weights by their names in `state_dict`; what is written there stays."""
+        assert self._average is not None
+        return self._average
+
+    @contextmanager
+    def put_in(self, pl_module: pl.LightningModule) -> Iterator[None]:
+        """The average in the module, as long as the context is open."""
+        raw = _copy(pl_module)
+        _load(pl_module, self.average)
+        try:
+            yield
+        finally:
+            _load(pl_module, raw)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start from the weights as they are, unless a checkpoint brought an average."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -36,8 +37,7 @@ def call(function: Callable[..., int], argv: list[str], prog: str) -> int:
 def _switched(argv: list[str], function: Callable[..., int]) -> list[str]:
     """``--name`` of what is yes or no, without a value, as ``--name=true``: so people write it."""
     switches = {f"--{name}" for name, kind in get_type_hints(function).items() if kind is bool}
-    following = [*argv[1:], ""]
     return [
         f"{word}=true" if word in switches and after.lower() not in ("true", "false") else word
-        for word, after in zip(argv, following, strict=True)
+        for word, after in itertools.zip_longest(argv, argv[1:], fillvalue="")
     ]

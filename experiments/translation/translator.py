@@ -105,6 +105,10 @@ class Translator(Experiment):
         loss, aux = self.network(given, batch["source"], labels=labels, smoothing=smoothing, **self.forcing(stage))
         return Step(loss.smoothed, loss.count, aux, (loss.plain, loss.count), loss.plain)
 
+    def real_queries(self, site: str, batch: dict[str, Any]) -> Tensor | None:
+        """Which queries of an attention are words: targets are padded, and no mask tells."""
+        return None if site.startswith("encoder") else batch["target"][:, 1:] != PAD
+
     def forcing(self, stage: Stage) -> dict[str, float]:
         """Further arguments of the network."""
         return {}

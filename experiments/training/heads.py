@@ -1,0 +1,101 @@
+"""The command `heads`: how the heads of a checkpoint are doing."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import lightning.pytorch as pl
+from rich.console import Console
+
+from experiments.training import console, head_figures, saved, specs
+from experiments.training.exporting import beside
+from experiments.training.finding import newest_finished
+from experiments.training.module import Experiment
+from experiments.training.options import call
+from experiments.training.probing import SAMPLES, ProbeSet
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
+WIDTH = 150
+"""Columns of the table, where the output is narrower or no terminal."""
+
+
+def heads(argv: list[str]) -> int:
+    """Prints and draws the figures of every head. Arguments: see ``_heads``."""
+    return call(_heads, argv, "python -m experiments heads")
+
+
+def _heads(ckpt: str | None = None, data: str | None = None, samples: int = SAMPLES, out: str | None = None) -> int:
+    """Print and draw how the heads of a model are doing, on validation samples.
+
+    A head is degenerate if the loss rises by at most a thousandth without it and a cause is seen: dead, uniform, sink
+    or duplicate. What each figure means is told in attnzoo/heads/health.py.
+
+    Args:
+        ckpt: checkpoint; the best one of the newest finished run if null.
+        data: file or folder of the data, where they are no longer where the model was trained; see --data.path.
+        samples: how many validation samples, at least.
+        out: file of the picture (.png, .pdf, .svg, .jpg); `heads.png` in the run's figures/ if null.
+    """
+    if out is not None and Path(out).suffix not in PICTURES:
+        raise ValueError(f"--out={out}: the picture is written as one of {', '.join(PICTURES)}")
+    if samples < 1:
+        raise ValueError(f"--samples is {samples}; it must be at least 1.")
+    console.quieten()
+    path = Path(ckpt) if ckpt else newest_finished(None)
+    probes = probe_set(path, data, samples)
+    health = probes.health(ablate=True)
+    wide = Console(highlight=False, width=max(WIDTH, console.console.width))
+    console.say(f"{path}: loss {health.loss:.4f} on {_count(probes)} validation samples")
+    wide.print(head_figures.table(health))
+    for note in head_figures.notes(health):
+        console.say(note)
+    target = Path(out) if out else beside(path, "figures") / "heads.png"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure = head_figures.picture(health, f"heads of {type(probes.network).__name__}, {_count(probes)} samples")
+    figure.savefig(target, bbox_inches="tight", dpi=150)
+    console.say(str(target))
+    return 0
+
+
+def probe_set(path: Path, data: str | None = None, samples: int = SAMPLES) -> ProbeSet:
+    """The model of a checkpoint and the validation samples of its run.
+
+    Args:
+        path: a checkpoint.
+        data: where the data are, if no longer where they were.
+        samples: how many.
+
+    Raises:
+        ValueError: where the data are gone, with what to give.
+    """
+    content = saved.read(path)
+    model = saved.rebuild_model(Experiment, content)
+    entry = saved.origin(content)["data"]
+    if entry is None:
+        raise ValueError(
+            f"{path} does not say what data it was trained on, so there are no samples to measure heads by."
+        )
+    if data is not None:
+        entry = {**entry, "init_args": {**entry["init_args"], "path": data}}
+    module = specs.rebuild(pl.LightningDataModule, entry)
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        # Sets data and model up for each other; of the validation itself nothing is wanted.
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, limit_val_batches=0, num_sanity_val_steps=0,
+        )  # fmt: skip
+        trainer.validate(model, datamodule=module, verbose=False)
+    except (ValueError, OSError) as error:
+        where = entry["init_args"].get("path")
+        raise ValueError(f"{error}\nWhere the data of {path} ({where}) have moved, give --data=PATH.") from error
+    finally:
+        log.setLevel(level)
+    return ProbeSet(model.eval(), module, samples)
+
+
+def _count(probes: ProbeSet) -> int:
+    return sum(len(next(iter(batch.values()))) for batch in probes.batches)

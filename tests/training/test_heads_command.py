@@ -1,0 +1,114 @@
+"""`make heads` on checkpoints, from the command line to the picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from experiments.__main__ import main
+from experiments.make import words
+from experiments.training import console, head_figures, heads, saved
+
+SHORT = [
+    "--trainer.max_steps=2",
+    "--trainer.limit_val_batches=1",
+    "--trainer.limit_test_batches=1",
+    "--run.wandb=false",
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two steps."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def trained(runs: Path, preset: str, *options: str) -> Path:
+    assert main(["fit", f"--config={preset}", f"--run.root={runs}", *SHORT, *options]) == 0
+    return next((runs / preset).glob("*/checkpoints/last.ckpt"))
+
+
+@pytest.fixture(scope="module")
+def vit(runs: Path) -> Path:
+    return trained(runs, "vit", "--model.depth=2")
+
+
+def test_the_table_has_a_row_for_each_head_and_a_picture_is_drawn(
+    vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = saved.read(vit)
+    assert main(["heads", f"--ckpt={vit}", "--samples=64", f"--out={tmp_path / 'heads.png'}"]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.splitlines() if "%" in line]
+    assert len(rows) == 8 and rows[0][0] == "blocks.0.attention" and rows[4][0] == "blocks.1.attention"
+    assert "64 validation samples" in printed and "ablation" in printed
+    assert (tmp_path / "heads.png").stat().st_size > 10_000
+    after = saved.read(vit)
+    assert all(torch.equal(value, after["state_dict"][name]) for name, value in before["state_dict"].items())
+
+
+def test_the_figures_are_those_of_the_checkpoint_every_time(vit: Path) -> None:
+    first, second = (heads.probe_set(vit, samples=64).health(ablate=True) for _ in range(2))
+    assert first.heads == second.heads
+    assert first.loss == second.loss
+
+
+@pytest.mark.parametrize(
+    "preset", ["forecaster", "translator", pytest.param("translator-bahdanau", marks=pytest.mark.slow)]
+)
+def test_checkpoints_of_every_experiment(runs: Path, preset: str) -> None:
+    """Padding of targets is left out: what a query of the decoder could see is told by the sentences."""
+    beam = ["--model.decoding.beam=1"] if preset.startswith("translator") else []
+    probes = heads.probe_set(trained(runs, preset, *beam), samples=40)
+    health = probes.health(ablate=True)
+    assert all(entry.ablation is not None and entry.effective_keys is not None for entry in health.heads)
+    if preset == "translator":
+        (own,) = {entry.visible_keys for entry in health.heads if entry.head.site == "decoder.0.attention"}
+        lengths = [int(row.sum()) for batch in probes.batches for row in batch["target"][:, 1:] != 0]
+        seen = [place for length in lengths for place in range(2, length + 1)]  # the first query sees one key
+        assert own == pytest.approx(sum(seen) / len(seen), rel=1e-4)
+
+
+def test_mistakes_are_answered_in_a_line(
+    vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["heads", f"--ckpt={vit}", "--out=heads.txt"]) == 1
+    assert "written as one of .png" in capsys.readouterr().err
+    assert main(["heads", f"--ckpt={vit}", "--samples=0"]) == 1
+    assert "--samples is 0" in capsys.readouterr().err
+    assert main(["heads", f"--ckpt={vit}", f"--data={tmp_path / 'gone'}"]) == 1
+    error = capsys.readouterr().err
+    assert "gone" in error and "give --data=PATH" in error and "Traceback" not in error
+    monkeypatch.chdir(tmp_path)
+    assert main(["heads"]) == 1
+    assert "no finished run" in capsys.readouterr().err
+
+
+def test_make_hands_its_variables_on() -> None:
+    assert words("heads", {"CKPT": "a.ckpt", "OUT": "b.png", "ARGS": "--samples=9"}) == [
+        "heads", "--ckpt=a.ckpt", "--out=b.png", "--samples=9",
+    ]  # fmt: skip
+
+
+def test_the_table_fits_its_width(vit: Path) -> None:
+    health = heads.probe_set(vit, samples=64).health(ablate=True)
+    target = io.StringIO()
+    Console(file=target, width=heads.WIDTH).print(head_figures.table(health))
+    lines = target.getvalue().splitlines()
+    assert len(lines) == 1 + 8
+    assert "…" not in target.getvalue()
+    assert console.console is not None
+
+
+def test_monitoring_by_options(runs: Path) -> None:
+    """As a user gives them; the run tells what it found."""
+    options = ["--head_monitor.every=1", "--head_monitor.samples=64", "--head_reinit.every=1", "--model.depth=1"]
+    trained(runs, "vit", "--run.name=watched", *options)
+    (run,) = (runs / "vit").glob("*watched*")
+    assert "head_monitor:\n  every: 1\n  samples: 64" in (run / "config.yaml").read_text()
+    assert "heads/norm_min" in (run / "metrics.csv").read_text()
+    assert {path.name for path in (run / "figures").iterdir()} >= {"heads.png", "heads.csv"}
