@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import digits, heads, importing, mechanisms, multi30k, number_words, peers, speed, translation
+from benchmarks import digits, head_costs, head_revival, heads, importing, mechanisms, multi30k, number_words, peers, speed, translation
 from experiments.training.usage import nearest
 
 FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
@@ -22,6 +22,8 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "numbers": (number_words.measure, "both translators on number words, three seeds: about 10 minutes"),
     "translation": (translation.measure, "training against torch's Transformer, beam search with a cache: 5 minutes"),
     "multi30k": (multi30k.measure, "both translators on Multi30k: many hours, in pieces that go on"),
+    "head-monitor": (head_costs.measure, "what it costs to watch heads: about 3 minutes"),
+    "head-revival": (head_revival.measure, "do heads that begin anew live: about 5 minutes, in pieces"),
     "planted-heads": (heads.measure, "degenerate heads that were planted, found again: about 2 minutes"),
     "import": (importing.measure, "time of `import attnzoo` against `import torch`: about a minute"),
 }

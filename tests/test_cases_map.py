@@ -60,11 +60,11 @@ def test_no_case_of_a_landed_part_is_missing(part: str) -> None:
 
 REFERENCE = """
 A1 A2 A3 A4 A5 A6 A8 A9 A10 A11 A12 A15 A16 B1 B3 B4 B5 B7 B8 C1 C2 C4 D1 D2 D3 D5 E1 E2 F2 F3
-G1 G4 G5 G6 H1 I1 J2 J3 J6 J7 K1 K2 K3
+G1 G4 G5 G6 H1 I1 J2 J3 J4 J6 J7 K1 K2 K3
 """
 """Ids of the reference on attention mechanisms; a test names its case in its name or docstring.
 
-Not tests: A14 is `make bench`, G2 the catalogue and a rule in CONTRIBUTING.md, H3 the same as C4; J4 is head pruning.
+Not tests: A14 is `make bench`, G2 the catalogue and a rule in CONTRIBUTING.md, H3 the same as C4.
 """
 
 

@@ -11,7 +11,7 @@ No head is flagged for a low entropy, or for looking at places rather than conte
 2019, arXiv:1905.09418). Nor for a cause alone: a head that averages may be the one that counts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,13 +92,16 @@ class Watch:
         self._streak: dict[Head, int] = {}
         self._tested: dict[Head, int] = {}
 
-    def check(self, health: Health, ablate: Callable[[Sequence[Head]], list[float]]) -> tuple[Health, list[Flagged]]:
+    def check(
+        self, health: Health, ablate: Callable[[Sequence[Head]], list[float]], spared: Collection[Head] = ()
+    ) -> tuple[Health, list[Flagged]]:
         """One check.
 
         Args:
             health: figures, with the loss.
             ablate: measures the rise of the loss for some heads; called once, for those that show a cause, at most
                 ``limits.ablations`` of them. Who waits longest, and who is nearest to being flagged, comes first.
+            spared: heads that are not judged, such as those that have just begun anew.
 
         Returns:
             The figures with these ablations, and the heads that have been degenerate in ``limits.checks`` checks.
@@ -109,7 +112,9 @@ class Watch:
         if health.loss is None:
             raise ValueError("only a loss tells which heads are of use; give loss= to head_health")
         self._number += 1
-        suspects = {entry.head: entry for entry in health.heads if causes(entry, self.limits)}
+        suspects = {
+            entry.head: entry for entry in health.heads if causes(entry, self.limits) and entry.head not in spared
+        }
         self._streak = {head: self._streak.get(head, 0) for head in suspects}
         order = sorted(suspects, key=lambda head: (-self._streak[head], self._tested.get(head, 0)))
         tested = sorted(order[: self.limits.ablations], key=list(suspects).index)

@@ -123,7 +123,11 @@ def similarity(site: Site, known: Sums) -> Tensor:
     return torch.where(scale > 0, cross / scale.clamp(min=torch.finfo(scale.dtype).tiny), 0)
 
 
-def notes(site: Site, passed: Passed) -> dict[str, str]:
+ENOUGH = 32
+"""Tokens for each number of a head: of fewer, heads that have nothing to do with each other look alike."""
+
+
+def notes(site: Site, passed: Passed, tokens: float) -> dict[str, str]:
     """Which figures are missing at a site, or mean something else, and why."""
     name, traits = type(site.mechanism).__name__, site.mechanism.traits
     found: dict[str, str] = {}
@@ -141,6 +145,11 @@ def notes(site: Site, passed: Passed) -> dict[str, str]:
         found["distance"] = "queries and keys are two sequences, whose places cannot be compared"
     if not traits.normalised and "effective_keys" not in found:
         found["effective_keys"] = f"the weights of {name} are no shares; they are divided by their sum, and may be < 0"
+    if tokens < ENOUGH * site.value_dim:
+        wanted = ENOUGH * site.value_dim
+        found["redundancy"] = (
+            f"{tokens:.0f} tokens are few for heads of {site.value_dim}: it is too high; give {wanted}"
+        )
     if site.num_heads == 1:
         found |= dict.fromkeys(("redundancy", "nearest"), "there is one head")
     return found

@@ -116,7 +116,7 @@ def head_health(
     health = Health([], {}, None if loss is None else float(value[0] / value[1].clamp(min=1)))
     for name, site in sites.items():
         health.means[name] = (known[name].total / known[name].tokens).unflatten(0, (site.num_heads, site.value_dim))
-        health.notes[name] = notes(site, seen[name])
+        health.notes[name] = notes(site, seen[name], float(known[name].tokens))
         health.heads += figures(site, known[name])
     if ablate:
         assert loss is not None

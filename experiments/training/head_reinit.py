@@ -109,7 +109,7 @@ class HeadReinit(pl.Callback):
         assert self._probes is not None
         probes = self._probes
         health = probes.health(seed=step)
-        health, flagged = self.watch.check(health, lambda heads: probes.ablation(heads, health))
+        health, flagged = self.watch.check(health, lambda heads: probes.ablation(heads, health), self._spared())
         chosen = self._safe(self._allowed(flagged, health), health)
         if chosen:
             self._act(trainer, pl_module, chosen, health)
@@ -133,15 +133,18 @@ class HeadReinit(pl.Callback):
         self._attempts = {Head(site, number): count for site, number, count in state_dict["attempts"]}
         self._off = [Head(*head) for head in state_dict["off"]]
 
+    def _spared(self) -> set[Head]:
+        """Heads that are off, or began anew not long ago; as long as their outputs are small they look dead."""
+        recent = {head for head, step in self._last.items() if self._steps - step < self.options.cooldown}
+        return recent.union(self._off)
+
     def _allowed(self, flagged: Sequence[Flagged], health: Health) -> list[Flagged]:
-        """Those that cost least, one an attention and a share of all, none that is off or has just begun anew."""
+        """Those that cost least, one an attention and a share of all."""
         cost = {entry.head: entry.ablation or 0.0 for entry in health.heads}
         most = max(1, int(self.options.share * len(health.heads)))
         found: list[Flagged] = []
         for one in sorted(flagged, key=lambda one: (cost[one.head], one.head)):
-            since = self._steps - self._last.get(one.head, -self.options.cooldown)
-            taken = {other.head.site for other in found}
-            if one.head not in self._off and since >= self.options.cooldown and one.head.site not in taken:
+            if one.head.site not in {other.head.site for other in found}:
                 found.append(one)
         return found[:most]
 

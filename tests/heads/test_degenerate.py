@@ -90,6 +90,12 @@ def test_at_most_four_are_ablated_and_the_others_take_turns() -> None:
     assert checks.asked[-1] == [0, 4, 5, 6]  # then who waits longest
 
 
+def test_spared_heads_take_no_turn() -> None:
+    checks, entries = Checks(checks=1, ablations=1), [entry(A, norm=0.0), entry(B, norm=0.0)]
+    _, flagged = checks.watch.check(Health(entries, {}, 2.0), lambda heads: [0.0] * len(heads), spared={A})
+    assert [one.head for one in flagged] == [B]
+
+
 def pair(first: float, second: float) -> tuple[list[HeadHealth], dict[Head, float]]:
     entries = [entry(A, redundancy=0.99, nearest=1), entry(B, redundancy=0.99, nearest=0), entry(C)]
     return entries, {A: first, B: second}

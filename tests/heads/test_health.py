@@ -279,6 +279,8 @@ def test_what_has_no_meaning_is_missing_and_said() -> None:
     assert entry.unevenness is not None and entry.redundancy is not None
     assert "either sign" in linformer.notes["attention"]["sink"]
     assert "may be < 0" in head_health(shell(Differential), [x]).notes["attention"]["effective_keys"]
+    assert "80 tokens are few for heads of 8: it is too high; give 256" in linformer.notes["attention"]["redundancy"]
+    assert "redundancy" not in head_health(shell(), [torch.randn(13, 20, 32)]).notes["attention"]
     single = head_health(MultiheadAttention(8, 1), [x[..., :8]])
     assert single["attention", 0].redundancy is None and "one head" in single.notes["attention"]["redundancy"]
     alone = head_health(shell(functools.partial(Local, window=1)), [x])["attention", 0]
