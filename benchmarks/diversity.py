@@ -75,6 +75,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make reproduce FIGURE=diversity", description=__doc__)
     parser.add_argument("--pairs", type=int, default=31, help="of steps, for each network and kind (31)")
     parser.add_argument("--kinds", default="projected,cka", help="some of " + ",".join(get_args(DiversityKind)))
+    parser.add_argument("--only", default="", help="networks whose names begin so, such as translator; all if left out")
     options = parser.parse_args(arguments)
     kinds = options.kinds.split(",")
     if unknown := set(kinds) - set(get_args(DiversityKind)):
@@ -87,6 +88,8 @@ def measure(folder: Path, arguments: list[str]) -> int:
     }
     rows = {}
     for name, build in networks.items():
+        if not name.startswith(options.only):
+            continue
         calls = {"without": build()}
         calls |= {kind: build(head_diversity=WEIGHT, head_diversity_kind=kind) for kind in kinds}
         times = list(track(rounds(calls, options.pairs, cpu_seconds), name, total=options.pairs))

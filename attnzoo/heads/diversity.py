@@ -35,12 +35,12 @@ from attnzoo.mask import as_mask, hide
 
 DiversityKind = Literal["projected", "cka", "overlap", "li_subspace", "li_position", "li_output"]
 
-PROJECTED_TOKENS, CKA_TOKENS = 256, 512
+PROJECTED_TOKENS, CKA_TOKENS = 128, 512
 """How many tokens of a call are looked at. A cosine is one for each token; CKA is nothing without many."""
 COLUMNS = 16
 """Columns of random signs of ``overlap``."""
 EPS = 1e-6
-"""Added to squared norms: a dead head gives 0, and gradients stay below 1 / sqrt(EPS) times those of a cosine."""
+"""Added to squared norms: a dead head gives 0, and the gradient of a squared cosine stays below 1 / sqrt(EPS)."""
 
 
 def projected(heads: Tensor, weight: Tensor, keep: Tensor | None = None, *, tokens: int = PROJECTED_TOKENS) -> Tensor:
