@@ -85,13 +85,16 @@ def table(group: Group) -> Table:
 
 
 def notes(group: Group) -> list[str]:
-    """What the table does not show: runs that have not finished, and a missing baseline."""
+    """What the table does not show: runs that have not finished, and a missing baseline; and what no model scores."""
     lines = [
         f"{len(runs)} {status}: {', '.join(run.name for run in runs[:3])}{', ...' if len(runs) > 3 else ''}"
         for status, runs in sorted(group.open.items())
     ]
     if group.baseline is None and group.variants:
         lines.append("No run with Softmax to compare with.")
+    runs = [run for variant in group.variants for run in variant.runs.values()]
+    trivial = {run.results["metrics"]["test/majority"] for run in runs if run.results["metrics"].get("test/majority")}
+    lines += [f"Always the most frequent answer scores {score:.4f}." for score in sorted(trivial)]
     return lines
 
 
