@@ -11,7 +11,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import digits, head_costs, head_revival, heads, importing, mechanisms, multi30k, number_words, peers, speed, translation
+from benchmarks import (
+    digits,
+    diversity,
+    head_costs,
+    head_diversity,
+    head_revival,
+    heads,
+    importing,
+    mechanisms,
+    multi30k,
+    number_words,
+    peers,
+    speed,
+    translation,
+)
 from experiments.training.usage import nearest
 
 FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
@@ -25,6 +39,8 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "head-monitor": (head_costs.measure, "what it costs to watch heads: about 3 minutes"),
     "head-revival": (head_revival.measure, "do heads that begin anew live: about 5 minutes, in pieces"),
     "planted-heads": (heads.measure, "degenerate heads that were planted, found again: about 2 minutes"),
+    "diversity": (diversity.measure, "what head diversity adds to a training step: about 5 minutes"),
+    "head-diversity": (head_diversity.measure, "does it help to keep heads different: about four hours, in pieces"),
     "import": (importing.measure, "time of `import attnzoo` against `import torch`: about a minute"),
 }
 """Figure -> (function of the folder for its pieces and of the words of ARGS, what it measures)."""
