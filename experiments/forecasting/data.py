@@ -18,7 +18,7 @@ from experiments.forecasting.clock import CalendarName, calendar_features, usual
 from experiments.forecasting.policies import Rows
 from experiments.forecasting.table import Table, TableOptions, from_frame, read_table
 from experiments.forecasting.windows import PARTS, Scaler, Scaling, Split, Store, Windows, borders, naive_error, origins
-from experiments.training.sampling import ResumableBatches, ResumableLoader
+from experiments.training.sampling import ResumableBatches, ResumableLoader, in_turn, share_of
 
 log = logging.getLogger("experiments")
 
@@ -167,7 +167,9 @@ class SeriesData(lightning.LightningDataModule):
         return self._in_order("test")
 
     def _in_order(self, part: str) -> DataLoader[dict[str, Tensor]]:
-        return DataLoader(Windows(self.windows(part)), self.batch_size, collate_fn=self.store.batch)
+        windows = Windows(self.windows(part))
+        batches = in_turn(len(windows), self.batch_size, **share_of(self.trainer))
+        return DataLoader(windows, batch_sampler=batches, collate_fn=self.store.batch)
 
     def _season(self, table: Table) -> int:
         usual = 1 if table.step is None else table.step.season()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,18 +14,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from experiments.training import saved
+from experiments.training.signals import Signals, Stopped
 from experiments.training.writing import remove_leftovers, write_whole
-
-
-class Stopped(BaseException):
-    """The run was asked to end by a signal, and has saved itself.
-
-    Not an `Exception`, so that nothing that deals with errors takes it for one.
-    """
-
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
-        self.number = number
 
 
 class WholeFiles(TorchCheckpointIO):
@@ -50,8 +38,8 @@ class BestAndLast(Checkpoint):
     """Keeps `best.ckpt`, by `val/primary`, and `last.ckpt`, from which a run goes on exactly.
 
     `last.ckpt` is written after each epoch, every `every_n_steps` optimiser steps, when a step or time limit
-    ends the run inside an epoch, and when the process gets SIGINT or SIGTERM: at the end of the step it is in
-    (of the epoch, if it is validating). A second signal ends it at once.
+    ends the run inside an epoch, and when one of the processes gets SIGINT, SIGTERM or SIGUSR1: at the end of the
+    step they are in (of the validation, if they are validating). A second signal ends it at once.
 
     Args:
         every_n_steps: extra saves inside an epoch; 0 for none. They fall on optimiser steps, never between
@@ -66,8 +54,7 @@ class BestAndLast(Checkpoint):
         self.best_score: float | None = None
         self.best_step = 0
         self._best_loss = 0.0
-        self._signal: int | None = None
-        self._handlers: dict[int, Any] = {}
+        self.signals = Signals()
 
     @property
     def best_path(self) -> Path | None:
@@ -88,16 +75,23 @@ class BestAndLast(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Catch signals from here on, once loading can no longer be cut short by one."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._handlers[number] = signal.signal(number, self._on_signal)
+        self.signals.listen(training=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Give the signals back, before Lightning does so with its own."""
-        self._release()
+        self.signals.release()
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Catch signals instead of Lightning, which lets a process that is signalled alone wait for the others."""
+        self.signals.listen(training=False)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Give them back."""
+        self.signals.release()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Give the signals back; the state of a step that failed is not worth saving."""
-        self._release()
+        self.signals.release()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -108,9 +102,11 @@ class BestAndLast(Checkpoint):
         step = trainer.global_step
         due = self.every_n_steps and step % self.every_n_steps == 0
         ends_here = trainer.should_stop or step == trainer.max_steps
-        if due or ends_here or self._signal is not None:
+        number = self.signals.heard(trainer)
+        if due or ends_here or number:
             self._save(trainer, "last.ckpt")
-        self._stop_if_asked(trainer)
+        if number:
+            raise Stopped(number, step)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the weights if they are the best so far."""
@@ -124,16 +120,20 @@ class BestAndLast(Checkpoint):
             self.best_score, self._best_loss, self.best_step = score, loss, trainer.global_step
             self._save(trainer, "best.ckpt")
         ends_here = trainer.should_stop or trainer.global_step == trainer.max_steps
-        stepped = self._stepped(trainer, trainer.fit_loop.epoch_loop.batch_idx)
-        if stepped and not trainer.is_last_batch and (ends_here or self._signal is not None):
+        if trainer.is_last_batch or not self._stepped(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+            return
+        number = self.signals.heard(trainer)
+        if ends_here or number:
             self._save(trainer, "last.ckpt")
-            self._stop_if_asked(trainer)
+        if number:
+            raise Stopped(number, trainer.global_step)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save after a full epoch; an epoch that was left early has been saved where it was left."""
         if trainer.is_last_batch:
             self._save(trainer, "last.ckpt")
-            self._stop_if_asked(trainer)
+            if number := self.signals.heard(trainer):
+                raise Stopped(number, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         """Best score so far."""
@@ -163,18 +163,3 @@ class BestAndLast(Checkpoint):
         every = trainer.val_check_batch
         due = bool(every) and every != float("inf") and (batch_idx + 1) % every == 0
         return trainer.is_last_batch or (due and bool(trainer.enable_validation))
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._signal is not None:
-            self._release()
-            raise KeyboardInterrupt
-        self._signal = number
-
-    def _stop_if_asked(self, trainer: pl.Trainer) -> None:
-        if self._signal is not None:
-            raise Stopped(self._signal, trainer.global_step)
-
-    def _release(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()

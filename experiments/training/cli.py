@@ -9,10 +9,9 @@ checkpoint whose options differ from those given is refused.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import yaml
@@ -21,11 +20,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from experiments.training import saved, specs
-from experiments.training.checkpoints import BestAndLast, WholeFiles
+from experiments.training import processes, saved, specs
+from experiments.training.checkpoints import BestAndLast
 from experiments.training.complaints import complain, innermost
 from experiments.training.console import Report, parameter_count
 from experiments.training.ema import Ema, EmaWeights
+from experiments.training.guarding import Guard, StepGuard
 from experiments.training.head_monitor import HeadMonitor, Monitoring
 from experiments.training.head_reinit import HeadReinit, Reinit
 from experiments.training.loggers import CsvRows
@@ -33,6 +33,8 @@ from experiments.training.module import Experiment
 from experiments.training.ramp import DiversityRamp
 from experiments.training.resuming import config_of_run, refuse_differences, refuse_other_training
 from experiments.training.runs import RunFolder, RunOptions, commit
+from experiments.training.speeding import Blocks
+from experiments.training.starting import settle
 from experiments.training.throughput import Throughput
 from experiments.training.usage import UsageError
 from experiments.training.wandb_rows import WandbRows
@@ -47,11 +49,9 @@ FIT = """Trains, tests the best checkpoint, prints the figures and what comes ne
   --data.batch_size=32               --config=vit --data.help those of the data
   --trainer.max_epochs=3
   --ckpt_path=last                   goes on with the newest run
+  --resume=auto                      goes on with the newest unfinished run of the preset, or begins one
 """
 TEST = """Tests a checkpoint: --ckpt_path=PATH, on its own data or on that given by --data.path."""
-
-FOLDER = "ATTNZOO_RUN_FOLDER"
-"""Environment variable by which the processes that Lightning starts find the folder of the first one."""
 
 DECIDED = (
     "logger", "default_root_dir", "enable_model_summary", "enable_autolog_hparams", "enable_checkpointing",
@@ -115,6 +115,16 @@ class ExperimentCLI(LightningCLI):
             "--ckpt_path", type=str | None, default=None,
             help="checkpoint to go on from (fit) or to test: a path, or `last` for that of the newest run",
         )  # fmt: skip
+        parser.add_argument(
+            "--resume", type=Literal["auto"] | None, default=None,
+            help="go on with the newest run of the preset (and of --run.name) that has not finished; else begin one",
+        )  # fmt: skip
+        for name, does in (
+            ("activation_checkpointing", "run blocks again in the backward pass rather than keep what is inside them"),
+            ("compile", "compile blocks by torch.compile"),
+        ):
+            parser.add_argument(f"--{name}", type=bool, default=False, help=does)
+        parser.add_argument("--guard", type=Guard, default=Guard(), help="steps that cannot be right")
         parser.add_class_arguments(RunOptions, "run")
         parser.add_lightning_class_args(BestAndLast, "checkpoint")
         parser.add_argument("--ema", type=Ema | None, default=None, help="averaging of weights, off by default")
@@ -139,6 +149,8 @@ class ExperimentCLI(LightningCLI):
         for key in ("model", "data"):
             if self.config.get(key) is None:
                 raise UsageError(f"There is no {key}. Choose a preset by --config=NAME, or give --ckpt_path=PATH.")
+        if self.config["resume"] is not None:
+            raise UsageError("--resume=auto has no effect in a config file; give it on the command line.")
         run = self.config["run"]
         run["preset"] = run["preset"] or self.default_preset
 
@@ -163,17 +175,9 @@ class ExperimentCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """A trainer that writes to the run folder."""
-        config = {**self.config_init["trainer"], **kwargs}
-        for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0)):
-            value = config.get(name)
-            if value is not None and value < least:
-                raise ValueError(f"--trainer.{name} is {value}; it must be at least {least}.")
-        if config.get("val_check_interval") == 0:
-            raise ValueError("--trainer.val_check_interval is 0; give a number of batches, or a share of an epoch.")
+        config = settle({**self.config_init["trainer"], **kwargs})
         given = config.pop("callbacks", None) or []
         callbacks = [*(given if isinstance(given, list) else [given])]
-        plugins = config.pop("plugins", None) or []
-        plugins = [*(plugins if isinstance(plugins, list) else [plugins]), WholeFiles()]
         loggers: list[Any] = []
         root = Path(self.options.root)
         if self.resume:
@@ -183,19 +187,23 @@ class ExperimentCLI(LightningCLI):
             self.keeper.folder = self.folder.checkpoints
             self.throughput = Throughput()
             report = Report(self.options.preset or "run", str(root))
-            callbacks += [DiversityRamp(), self.throughput, report, self.keeper]
+            guard = StepGuard(self.config_init["guard"], self.keeper)
+            callbacks += [guard, DiversityRamp(), self.throughput, report, self.keeper]
             if self.config_init["head_monitor"] is not None:
                 callbacks.append(HeadMonitor(self.config_init["head_monitor"], self.folder.figures))
             if self.config_init["head_reinit"] is not None:  # before the average, which takes up what it leaves
                 callbacks.append(HeadReinit(self.config_init["head_reinit"], int(self.config["seed_everything"] or 0)))
             if self.config_init["ema"] is not None:
                 callbacks.append(EmaWeights(self.config_init["ema"]))
-            loggers.append(CsvRows(self.folder.metrics, done))
-            if self.options.wandb:
-                loggers.append(self._wandb())
+            recompute, compiled = self.config["activation_checkpointing"], self.config["compile"]
+            if recompute or compiled:
+                callbacks.append(Blocks(recompute=recompute, compiled=compiled))
+            if rank_zero_only.rank == 0:
+                loggers.append(CsvRows(self.folder.metrics, done))
+                if self.options.wandb:
+                    loggers.append(self._wandb())
         config |= {
             "callbacks": callbacks,
-            "plugins": plugins,
             "logger": loggers,
             "default_root_dir": str(root),
         }
@@ -220,17 +228,16 @@ class ExperimentCLI(LightningCLI):
         return "none" if spec is None else str(spec["class_path"]).rpartition(".")[2]
 
     def _open_folder(self) -> tuple[RunFolder, int]:
-        step = 0 if self.checkpoint is None else int(self.content["global_step"])
-        if rank_zero_only.rank > 0:
-            if FOLDER not in os.environ:
-                raise ValueError(
-                    "Several processes must be started by --trainer.devices=N, so that all write to one folder; "
-                    "this one was started from outside."
-                )
-            return RunFolder(Path(os.environ[FOLDER])), step
-        folder, step = self._find_folder(step)
-        os.environ[FOLDER] = str(folder.path)
-        return folder, step
+        """The folder that the first process has found or made, and the steps that its logs go on behind."""
+        done = 0
+
+        def find() -> str:
+            nonlocal done
+            self.held, done = self._find_folder(0 if self.checkpoint is None else int(self.content["global_step"]))
+            self.held.hold()
+            return str(self.held.path)
+
+        return RunFolder(Path(processes.decide("folder", find))), done
 
     def _find_folder(self, step: int) -> tuple[RunFolder, int]:
         if self.checkpoint is not None:

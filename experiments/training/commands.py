@@ -12,12 +12,16 @@ import time
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from experiments.training import console, costs, pictures, runs, saved
-from experiments.training.checkpoints import Stopped
 from experiments.training.cli import ExperimentCLI
 from experiments.training.module import Experiment
+from experiments.training.processes import started_by_another
+from experiments.training.sharding import Sharded, load_whole
+from experiments.training.signals import Signals, Stopped, requeue
+from experiments.training.starting import explained
 from experiments.training.usage import python
 from experiments.training.wandb_rows import WandbRows
 
@@ -38,7 +42,9 @@ def fit(argv: list[str]) -> int:
     cli = ExperimentCLI(argv, resume=True)
     started = time.monotonic()
     wandb = next((logger for logger in cli.trainer.loggers if isinstance(logger, WandbRows)), None)
-    status = "failed"
+    status, ended = "failed", 0
+    signals = Signals()
+    signals.listen(training=False)
     try:
         _train(cli)
         if cli.trainer.global_step == 0:
@@ -53,17 +59,23 @@ def fit(argv: list[str]) -> int:
         tested = _test_best(cli)
         status = "finished"
     except Stopped as stop:
-        status = "stopped"
-        print(
-            f"{stop}; go on with: {python()} -m experiments fit --ckpt_path={cli.keeper.last_path}",
-            file=sys.stderr,
-        )
-        return 128 + stop.number
-    except SystemExit as stop:  # how Lightning ends at a signal outside of training, with a status of its own
-        status = "stopped"
-        number = signal.SIGTERM if isinstance(stop, SIGTERMException) else signal.SIGINT
-        print(f"stopped by {number.name}; the checkpoints that were written stand", file=sys.stderr)
-        return 128 + number
+        status, ended = "stopped", stop.number
+        what = f"go on with: {python()} -m experiments fit --ckpt_path={cli.keeper.last_path}"
+        if stop.step is None:
+            what = "the checkpoints that were written stand"
+            if isinstance(cli.trainer.strategy.launcher, _SubprocessScriptLauncher):
+                # They may be far from where they would wait for this one.
+                cli.trainer.strategy.launcher.kill(stop.number)
+        if cli.trainer.is_global_zero:
+            print(f"{stop}; {what}", file=sys.stderr)
+    except SystemExit as stop:  # how Lightning ends at a signal, before training has begun to listen
+        status, ended = "stopped", signal.SIGTERM if isinstance(stop, SIGTERMException) else signal.SIGINT
+        print(f"stopped by {ended.name}; the checkpoints that were written stand", file=sys.stderr)
+    except (RuntimeError, MemoryError) as error:
+        said = explained(error, cli.trainer, cli.datamodule, cli.keeper.last_path)
+        if said is None:
+            raise
+        raise ValueError(said) from error
     finally:
         seconds = time.monotonic() - started
         refused = status == "failed" and cli.checkpoint is None and cli.trainer.global_step == 0
@@ -74,6 +86,12 @@ def fit(argv: list[str]) -> int:
             _record(cli, status, seconds, {})
         if wandb is not None and status != "finished":
             wandb.finish(exit_code=1)
+        signals.release()
+    if ended:
+        if cli.trainer.is_global_zero:
+            requeue(ended)
+        # Lightning kills all processes at once where one that it has started ends with another status.
+        return 0 if started_by_another() else 128 + ended
     results = _record(cli, status, seconds, tested)
     if not cli.trainer.is_global_zero:
         return 0
@@ -81,8 +99,9 @@ def fit(argv: list[str]) -> int:
     # Said first: the run is finished, and stays so whatever happens to its costs and pictures.
     console.say(console.results({**tested, "seconds": results["seconds"]}, _next_commands(cli, wandb)))
     try:
-        cli.folder.write_results(results | costs.measure(cli.model, cli.datamodule, cli.mechanism))
-        files = pictures.save_pictures(cli.model, cli.datamodule, cli.folder.figures)
+        model = _alone(cli)
+        cli.folder.write_results(results | costs.measure(model, cli.datamodule, cli.mechanism))
+        files = pictures.save_pictures(model, cli.datamodule, cli.folder.figures)
         if wandb is not None:
             wandb.log_figures(files, cli.trainer.global_step)
             wandb.summarise({"best/score": cli.keeper.best_score, "best/step": cli.keeper.best_step, **tested})
@@ -125,8 +144,16 @@ def _test_best(cli: ExperimentCLI) -> dict[str, float]:
     if cli.keeper.best_path is None:
         log.warning("No validation took place, so no best weights were kept: the last ones are tested.")
     if best is not None and best.is_file():
-        cli.model.load_state_dict(saved.read(best)["state_dict"])
+        load_whole(cli.model, saved.read(best)["state_dict"])
     return _test(cli.trainer, cli.model, cli.datamodule)
+
+
+def _alone(cli: ExperimentCLI) -> Experiment:
+    """The tested model; where its weights are spread over processes, another one that this process can use alone."""
+    best = cli.keeper.best_path or cli.keeper.last_path
+    if best is None or not isinstance(cli.trainer.strategy, Sharded):
+        return cli.model
+    return saved.rebuild_model(Experiment, saved.read(best)).eval()
 
 
 def _test(trainer: pl.Trainer, model: Experiment, data: pl.LightningDataModule) -> dict[str, float]:

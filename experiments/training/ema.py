@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from experiments.training.sharding import agree_on_buffers, gathered, local, spread_as
+
 
 @dataclass(frozen=True)
 class Ema:
@@ -67,7 +69,11 @@ class EmaWeights(pl.Callback):
         """Start from the weights as they are, unless a checkpoint brought an average."""
         if self._average is None:
             self._average = _copy(pl_module)
-        self._average = {name: value.to(pl_module.device) for name, value in self._average.items()}
+        # Of weights that are spread over processes, each averages its part.
+        live = pl_module.state_dict()
+        self._average = {
+            name: spread_as(value.to(pl_module.device), live[name]) for name, value in self._average.items()
+        }
         # These share memory with the parameters; to collect them anew takes as long as to average them.
         self._live = pl_module.state_dict()
         # A mean of what was drawn at random (features of a Performer) would be something else, so that is copied.
@@ -89,18 +95,26 @@ class EmaWeights(pl.Callback):
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps))
         with torch.no_grad():
             get_ema_multi_avg_fn(decay)(
-                [self._average[name] for name in self._averaged],
-                [self._live[name] for name in self._averaged],
+                [local(self._average[name]) for name in self._averaged],
+                [local(self._live[name]) for name in self._averaged],
                 self._steps,
             )
         for name in self._live.keys() - set(self._averaged):
             self._average[name].copy_(self._live[name])
+
+    def go_back(self, checkpoint: dict[str, Any]) -> None:
+        """Take the average of `checkpoint`, one of a run with averaging."""
+        assert self._average is not None
+        with torch.no_grad():
+            for name, value in self._average.items():
+                value.copy_(checkpoint["state_dict"][name])
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate the average."""
         if self._average is not None and trainer.state.fn == "fit":
             self._raw = _copy(pl_module)
             _load(pl_module, self._average)
+            agree_on_buffers(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Back to the weights that are trained."""
@@ -119,7 +133,7 @@ class EmaWeights(pl.Callback):
         """Average under `state_dict`, trained weights beside it."""
         if self._average is not None:
             checkpoint["raw_state_dict"] = checkpoint["state_dict"]
-            checkpoint["state_dict"] = dict(self._average)
+            checkpoint["state_dict"] = gathered(self._average, trainer.is_global_zero)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

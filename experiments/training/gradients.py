@@ -6,6 +6,8 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from experiments.training.sharding import local, whole
+
 
 class AccumulatedLoss:
     """Losses of the batches that make one optimiser step.
@@ -28,7 +30,9 @@ class AccumulatedLoss:
     ) -> Tensor:
         """Take one batch in; returns the scalar to differentiate."""
         if self._unit is None:
-            self._unit = count.detach().float().clamp(min=1)
+            # In double precision where the loss is; single precision would round the factor of every gradient.
+            exact = torch.promote_types(loss_sum.dtype, torch.float32)
+            self._unit = count.detach().to(exact).clamp(min=1)
             if trainer.world_size > 1:
                 self._unit = trainer.strategy.reduce(self._unit, reduce_op="mean")
         self._loss = self._loss + loss_sum.detach()
@@ -45,7 +49,7 @@ class AccumulatedLoss:
         if trainer.accumulate_grad_batches == 1 and trainer.world_size == 1:
             return 1.0
         assert self._unit is not None
-        count = torch.as_tensor(self._count, dtype=torch.float32)
+        count = torch.as_tensor(self._count, dtype=self._unit.dtype)
         if trainer.world_size > 1:
             count = trainer.strategy.reduce(count, reduce_op="sum")
         return self._unit * trainer.accumulate_grad_batches * trainer.world_size / count.clamp(min=1)
@@ -54,7 +58,8 @@ class AccumulatedLoss:
         """`train/loss`, and `train/aux` and `train/nll` where there are such, per sample or token of the step."""
         parts = {"train/loss": self._loss, "train/aux": self._aux, "train/nll": self._plain}
         known = {name: part for name, part in parts.items() if part is not None}
-        values = [torch.as_tensor(part, dtype=torch.float32) for part in (self._count, *known.values())]
+        exact = torch.float32 if self._unit is None else self._unit.dtype
+        values = [torch.as_tensor(part, dtype=exact) for part in (self._count, *known.values())]
         total = torch.stack(values)
         if trainer.world_size > 1:
             total = trainer.strategy.reduce(total, reduce_op="sum")
@@ -65,11 +70,11 @@ class AccumulatedLoss:
 def true_gradients(optimizer: torch.optim.Optimizer, correction: Tensor | float) -> list[torch.nn.Parameter]:
     """Parameters that have a gradient, after `correction` was applied to all of them."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if isinstance(correction, Tensor):
-        torch._foreach_mul_([p.grad for p in parameters], correction)
+    if isinstance(correction, Tensor) and parameters:
+        torch._foreach_mul_([local(p.grad) for p in parameters], correction)
     return parameters
 
 
 def norm(parameters: list[torch.nn.Parameter]) -> Tensor:
     """Euclidean norm of all gradients together."""
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))

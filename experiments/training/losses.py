@@ -42,9 +42,10 @@ def cross_entropy_sum(
         )
     soft = targets.ndim == 2
     # Half precision is enough for logits, not for a sum over thousands of tokens.
+    exact = torch.promote_types(logits.dtype, torch.float32)
     total = F.cross_entropy(
-        logits.float(),
-        targets.to(torch.float32) if soft else targets,
+        logits.to(exact),
+        targets.to(exact) if soft else targets,
         label_smoothing=smoothing,
         ignore_index=-100 if soft else ignore_index,
         reduction="sum",

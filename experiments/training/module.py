@@ -14,6 +14,7 @@ from torchmetrics import Metric, MetricCollection
 
 from experiments.training import gradients, optim, saved
 from experiments.training.losses import LossMean
+from experiments.training.regrouping import fit_to_processes
 from experiments.training.saved import refuse_other_facts
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Experiment(pl.LightningModule):
         self.remarks: dict[str, Any] = {}
         self.evaluation = nn.ModuleDict()
         self._accumulated = gradients.AccumulatedLoss()
+        self._means: dict[str, float] | None = None
         self._row: dict[str, Any] = {}
 
     # What a task writes.
@@ -143,18 +145,7 @@ class Experiment(pl.LightningModule):
         """AdamW and a schedule that moves once per optimiser step."""
         assert self.network is not None
         total = optim.total_steps(self.trainer)
-        if total is None and self.optim.schedule == "cosine":
-            raise ValueError(
-                "--model.optim.schedule=cosine must know where the run ends; set --trainer.max_epochs or "
-                "--trainer.max_steps, or take another schedule."
-            )
-        if total is not None and total <= self.optim.warmup_steps:
-            log.warning(
-                "The run has %d steps, and %d of warm-up: it never reaches --model.optim.lr. Lower "
-                "--model.optim.warmup_steps or the size of a batch, or raise --trainer.max_epochs.",
-                total,
-                self.optim.warmup_steps,
-            )
+        self.optim.check_length(total)
         optimizer = self.optim.optimizer(self.network)
         scheduler = self.optim.scheduler(optimizer, total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -189,7 +180,7 @@ class Experiment(pl.LightningModule):
         parameters = gradients.true_gradients(optimizer, self._accumulated.correction(self.trainer))
         before = gradients.norm(parameters)
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        if self._logs_this_step():
+        if self.logs_this_step():
             self._row = {"lr": optimizer.param_groups[0]["lr"], "grad_norm": float(before)}
             if gradient_clip_val:
                 self._row["grad_norm_clipped"] = float(gradients.norm(parameters))
@@ -201,20 +192,21 @@ class Experiment(pl.LightningModule):
         for module in self.modules():
             if hasattr(module, "after_step"):
                 module.after_step(done)
-        if self._logs_this_step():
-            means = self._accumulated.means(self.trainer)
-            if not math.isfinite(means["train/loss"]):
-                clip = "" if self.trainer.gradient_clip_val else ", or clip (--trainer.gradient_clip_val=1)"
-                raise ValueError(
-                    f"The loss is {means['train/loss']} in step {done}, at rate {self._row['lr']:.3g} and gradient "
-                    f"norm {self._row['grad_norm']:.3g}. Lower --model.optim.lr, warm up longer "
-                    f"(--model.optim.warmup_steps){clip}."
-                )
+        if self.logs_this_step():
+            means = self.step_means()
             self.log("train/loss", means["train/loss"], prog_bar=True, logger=False)
-            self.write({**means, **self._row}, step=done)
-        self._accumulated = gradients.AccumulatedLoss()
+            row = {**means, **self._row}.items()
+            self.write({name: value for name, value in row if math.isfinite(value)}, step=done)
+        self._accumulated, self._means = gradients.AccumulatedLoss(), None
 
-    def _logs_this_step(self) -> bool:
+    def step_means(self) -> dict[str, float]:
+        """`train/loss` and the like of the step that is being made, over its batches and all processes."""
+        if self._means is None:
+            self._means = self._accumulated.means(self.trainer)
+        return self._means
+
+    def logs_this_step(self) -> bool:
+        """Whether the step that is being made has a row in the logs."""
         every = self.trainer.log_every_n_steps
         # An epoch shorter than the interval must show in the log, too.
         return bool(every) and ((self.trainer.global_step + 1) % every == 0 or self.trainer.is_last_batch)
@@ -278,6 +270,8 @@ class Experiment(pl.LightningModule):
             # Training goes on with the weights that are trained, whether or not it still averages them.
             checkpoint["average_state_dict"] = checkpoint["state_dict"]
             checkpoint["state_dict"] = checkpoint["raw_state_dict"]
+        if self.trainer.state.fn == "fit":
+            fit_to_processes(checkpoint, self.trainer)
         saved.check_shapes(self.state_dict(), checkpoint["state_dict"])
 
     @classmethod
@@ -293,6 +287,4 @@ class Experiment(pl.LightningModule):
             ValueError: not a checkpoint of such an experiment, or one that holds objects.
             FileNotFoundError: no such file.
         """
-        checkpoint = saved.read(path)
-        model = saved.rebuild_model(cls, checkpoint)
-        return model.eval()
+        return saved.rebuild_model(cls, saved.read(path)).eval()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Literal
 import lightning.pytorch as pl
 import torch
 from torch import nn
+
+log = logging.getLogger("experiments")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,24 @@ class Optim:
             raise ValueError(f"--model.optim.warmup_steps is {self.warmup_steps}; it must be 0 or more.")
         if not 0 <= self.min_lr_ratio <= 1:
             raise ValueError(f"--model.optim.min_lr_ratio is {self.min_lr_ratio}; it must lie between 0 and 1.")
+
+    def check_length(self, total: int | None) -> None:
+        """Refuse a schedule that must know the steps of the run where nothing bounds them; warn of too few.
+
+        Raises:
+            ValueError: a cosine without an end.
+        """
+        if total is None and self.schedule == "cosine":
+            raise ValueError(
+                "--model.optim.schedule=cosine must know where the run ends; set --trainer.max_epochs or "
+                "--trainer.max_steps, or take another schedule."
+            )
+        if total is not None and total <= self.warmup_steps:
+            log.warning(
+                "The run has %d steps, and %d of warm-up: it never reaches --model.optim.lr. Lower "
+                "--model.optim.warmup_steps or the size of a batch, or raise --trainer.max_epochs.",
+                total, self.warmup_steps,
+            )  # fmt: skip
 
     def factor(self, step: int, total_steps: int | None) -> float:
         """Share of `lr` that optimiser step `step` (from 1) uses.

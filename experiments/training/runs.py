@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
+import os
 import re
 import resource
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.training.writing import write_whole
 
+log = logging.getLogger("experiments")
+
 _NUMBER = re.compile(r"(\d+)-")
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,15 @@ class RunFolder:
     def create(cls, options: RunOptions, words: str) -> RunFolder:
         """A new folder with the next free number; never one that exists, also when two runs start at once."""
         parent = Path(options.root) / (options.preset or "run")
-        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=parent):
+                pass
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise OSError(
+                f"Nothing can be written to {parent}: {reason}. Choose another folder by --run.root."
+            ) from error
         number = 1 + max((n for n in map(run_number, parent.iterdir()) if n is not None), default=0)
         while True:
             # The number alone is claimed first, for two runs may have other words; then it is ours to check.
@@ -84,6 +100,19 @@ class RunFolder:
         if checkpoint.name == "last.ckpt" and (path / "config.yaml").is_file():
             return cls(path)
         return None
+
+    def hold(self) -> None:
+        """Let no other process train in this folder while this one lives.
+
+        Raises:
+            ValueError: another one does.
+        """
+        # Left open, and so held, for the life of the process.
+        if not _lock(self.path, os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT)):
+            raise ValueError(
+                f"The run in {self.path} is being trained by another process. Wait for it, stop it, or leave "
+                "--ckpt_path out to start a run of its own."
+            )
 
     @property
     def config(self) -> Path:
@@ -145,6 +174,41 @@ def newest_last(root: str, preset: str | None) -> Path:
             "start one, or give the path of a checkpoint."
         )
     return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def newest_unfinished(root: str, preset: str | None, name: str | None) -> Path | None:
+    """`last.ckpt` of the newest run that can go on and has not finished, None where there is none.
+
+    Args:
+        root: folder of all runs.
+        preset: of which preset; of any where None.
+        name: with these words after the number; any where None.
+    """
+    found = Path(root).expanduser().glob(f"{preset or '*'}/*/checkpoints/last.ckpt")
+    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+        folder = path.parent.parent
+        if run_number(folder) is None or (name is not None and folder.name.partition("-")[2] != name):
+            continue
+        if RunFolder(folder).read_results().get("status") == "finished":
+            continue
+        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
+        free = _lock(folder, file)
+        os.close(file)
+        if free:
+            return path
+        log.info("The run in %s is being trained by another process.", folder)
+    return None
+
+
+def _lock(folder: Path, file: int) -> bool:
+    """Lock an open file for this process; False where another one has it. The system lets go when the process ends."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        log.warning("%s cannot be locked (%s): see to it that no two runs train there.", folder, error)
+    return True
 
 
 def commit() -> str | None:

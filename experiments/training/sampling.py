@@ -8,10 +8,12 @@ workers there are.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -139,6 +141,43 @@ class ResumableBatches(Sampler[list[int]]):
         return self.num_samples // per_step * per_step if self.drop_last else self.num_samples
 
 
+def in_turn(num_samples: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """Batches for evaluation, in order: every sample once over all processes, each with equally many batches.
+
+    Fewer samples than processes are given to each process whole. Metrics are ratios of sums, which that leaves as
+    they are, and no process is without a batch, for which the others would wait.
+
+    Args:
+        num_samples: size of the data set.
+        batch_size: samples in a batch of one process; in the last ones of several processes at most one more.
+        rank: number of this process, from 0.
+        world_size: how many processes share the data.
+
+    Example:
+        >>> in_turn(5, 2), in_turn(5, 2, rank=1, world_size=2)
+        ([[0, 1], [2, 3], [4]], [[3, 4]])
+    """
+    if num_samples < world_size:
+        rank, world_size = 0, 1
+    starts = _starts(num_samples, batch_size, world_size)
+    steps = itertools.pairwise([*starts, num_samples])
+    return [torch.arange(a, b).tensor_split(world_size)[rank].tolist() for a, b in steps]
+
+
+def share_of(trainer: pl.Trainer | None) -> dict[str, int]:
+    """The `rank` and `world_size` of this process, as batch samplers take them."""
+    return {"rank": 0, "world_size": 1} if trainer is None else {
+        "rank": trainer.global_rank, "world_size": trainer.world_size
+    }  # fmt: skip
+
+
+def _starts(num_samples: int, batch_size: int, world_size: int) -> list[int]:
+    """Where the steps begin; a remainder too small to give each process one sample goes with the step before."""
+    per_step = batch_size * world_size
+    full, rest = divmod(num_samples, per_step)
+    return [step * per_step for step in range(full + int(full == 0 or rest >= world_size))]
+
+
 class ResumableLoader(DataLoader[Any]):
     """DataLoader over `ResumableBatches` that Lightning can stop and take up again in the middle of an epoch.
 
@@ -175,8 +214,21 @@ class ResumableLoader(DataLoader[Any]):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Epoch, how many of its batches were handed out, and how many it has."""
-        return {"epoch": self._batches.epoch, "position": self._position, "batches": len(self._batches)}
+        """Epoch, how many of its batches were handed out, how many it has, and for how many processes."""
+        return {
+            "epoch": self._batches.epoch,
+            "position": self._position,
+            "batches": len(self._batches),
+            "processes": self._batches.world_size,
+        }
+
+    def again(self, epoch: int, position: int) -> tuple[list[int], Any]:
+        """Numbers of the samples of a batch of this process, and the batch as it was: read and seeded anew."""
+        indices = Indices(self._batches.plan(epoch)[position])
+        indices.key = self._batches.key(epoch, position)
+        batch = self.collate_fn(self.dataset.__getitems__(indices))
+        seed_all("step", *indices.key)
+        return list(indices), batch
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where `state` was taken.

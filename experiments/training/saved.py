@@ -75,6 +75,9 @@ def read(path: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"No checkpoint at {path}; give a .ckpt file, such as runs/<preset>/<run>/checkpoints/best.ckpt."
         )
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":  # how the archives of torch begin
+            raise ValueError(f"{path} is refused: it is no checkpoint. Only tensors and plain values are read.")
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
-from experiments.training.runs import newest_last
+from experiments.training.runs import newest_last, newest_unfinished
 from experiments.training.usage import UsageError, config_path
 
 log = logging.getLogger("experiments")
@@ -37,12 +38,14 @@ def resolve_checkpoint(words: list[str], preset: str | None) -> tuple[list[str],
     of the preset as it stands: a run that was started with more options goes on with them. The same holds for the
     path of a checkpoint in a run of that preset.
     """
+    root, of = value_of(words, "--run.root") or "runs", value_of(words, "--run.preset") or preset
+    if value_of(words, "--resume") not in (None, "null"):
+        return _resumed(words, root, of, preset)
     wanted = value_of(words, "--ckpt_path")
     if wanted in (None, "null"):
         return words, preset
-    root = value_of(words, "--run.root") or "runs"
     last = wanted == "last"
-    path = newest_last(root, value_of(words, "--run.preset") or preset) if last else Path(str(wanted))
+    path = Path(_decide("last", lambda: str(newest_last(root, of))) if last else str(wanted))
     run = path.resolve().parent.parent
     configs = sum(word.partition("=")[0] in ("--config", "-c") for word in words)
     if last and configs > 1:
@@ -51,15 +54,46 @@ def resolve_checkpoint(words: list[str], preset: str | None) -> tuple[list[str],
     if not last and not of_preset:
         return words, preset
     log.info("From %s, with the options of its run.", path)
+    return [f"--ckpt_path={path}", *_without(words, "--config", "-c", "--ckpt_path")], run.parent.name
+
+
+def _resumed(words: list[str], root: str, of: str | None, preset: str | None) -> tuple[list[str], str | None]:
+    """Words for `--resume=auto`: those that go on with an unfinished run, or that begin a new one."""
+    how = value_of(words, "--resume")
+    if how != "auto":
+        raise UsageError(f"--resume is {how!r}; it can be auto. A checkpoint is given by --ckpt_path=PATH.")
+    if value_of(words, "--ckpt_path") not in (None, "null"):
+        raise UsageError("--resume=auto finds the checkpoint itself; leave --ckpt_path out, or --resume.")
+    name = value_of(words, "--run.name")
+    found = _decide("resume", lambda: str(newest_unfinished(root, of, name) or ""))
+    others = _without(words, "--resume")
+    if not found:
+        log.info("No run of %s waits to be finished; a new one begins.", of or "any preset")
+        return others, preset
+    log.info("From %s, with the options of its run.", found)
+    # What the first command has put behind a list stands in the options of the run already.
+    others = [word for word in _without(others, "--config", "-c") if not word.partition("=")[0].endswith("+")]
+    return [f"--ckpt_path={found}", *others], Path(found).resolve().parent.parent.parent.name
+
+
+def _decide(name: str, choose: Callable[[], str]) -> str:
+    # Brings torch along, which a wrong word should not wait for.
+    from experiments.training.processes import decide
+
+    return decide(name, choose)
+
+
+def _without(words: list[str], *names: str) -> list[str]:
+    """Words without these options and their values."""
     kept: list[str] = []
     skip = False
     for word in words:
         name, equals, _ = word.partition("=")
-        if skip or name in ("--config", "-c", "--ckpt_path"):
+        if skip or name in names:
             skip = not skip and not equals
         else:
             kept.append(word)
-    return [f"--ckpt_path={path}", *kept], run.parent.name
+    return kept
 
 
 def help_of_config(words: list[str]) -> list[str]:

@@ -34,7 +34,7 @@ class Loss(NamedTuple):
 
 
 def output_loss(x: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Loss:
-    """Cross entropy of softmax(x weight^T), smoothed and plain, summed in float32.
+    """Cross entropy of softmax(x weight^T), smoothed and plain, summed in float32 or better.
 
     With smoothing s over V words the target distribution is (1 - s) * target + s / V, as in torch.
 
@@ -59,11 +59,12 @@ class _OutputLoss(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, smoothing: float, tracked: bool
     ) -> tuple[Tensor, Tensor]:
         rows = max(1, PIECE_ELEMENTS // len(weight))
-        plain, spread = (torch.zeros((), device=x.device) for _ in range(2))
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        plain, spread = (torch.zeros((), device=x.device, dtype=exact) for _ in range(2))
         grads = (torch.empty_like(x), torch.zeros_like(weight)) if tracked else ()
         for place in range(0, len(x), rows):
             piece, target = x[place : place + rows].to(weight.dtype), targets[place : place + rows, None]
-            logits = (piece @ weight.T).float()
+            logits = (piece @ weight.T).to(exact)
             right, mean, most = logits.gather(1, target), logits.mean(1, keepdim=True), logits.amax(1, keepdim=True)
             odds = logits.sub_(most).exp_()
             total = odds.sum(1, keepdim=True)

@@ -15,6 +15,7 @@ from torchmetrics import Metric, MetricCollection
 from experiments.training.exporting import Part
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
+from experiments.training.sharding import assembled
 from experiments.translation import exporting
 from experiments.translation.alignment import align, blind
 from experiments.translation.bahdanau import Bahdanau
@@ -144,7 +145,8 @@ class Translator(Experiment):
         """
         assert isinstance(self.network, Transformer | Bahdanau)
         beam = self.decoding.beam if beam is None else beam
-        found = search(self.network, source, self.decoding, beam, n_best)
+        with assembled(self.network):
+            found = search(self.network, source, self.decoding, beam, n_best)
         decode = self.target_vocabulary.decode
         return [[Translation(decode(h.tokens), h.tokens, h.score, h.finished) for h in row] for row in found]
 

@@ -17,7 +17,7 @@ from experiments.training.checkpoints import BestAndLast, WholeFiles
 from experiments.training.losses import cross_entropy_sum
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
-from experiments.training.sampling import ResumableBatches, ResumableLoader
+from experiments.training.sampling import ResumableBatches, ResumableLoader, share_of
 
 
 class Rows:
@@ -54,7 +54,7 @@ class ToyData(pl.LightningDataModule):
         self.facts: dict[str, Any] = {"inputs": 3, "mean": [0.25]}
 
     def train_dataloader(self) -> ResumableLoader:
-        batches = ResumableBatches(self.count, self.batch_size, seed=self.order_seed)
+        batches = ResumableBatches(self.count, self.batch_size, seed=self.order_seed, **share_of(self.trainer))
         return ResumableLoader(Rows(self.count, self.noise), batch_sampler=batches, num_workers=self.num_workers)
 
     def val_dataloader(self) -> DataLoader[Any]:
