@@ -40,7 +40,8 @@ class DiversityRamp(pl.Callback):
         self._terms: list[HeadDiversity] = []
         self._hooks: list[RemovableHandle] = []
         self._done = self._total = 0
-        self._heard: list[Tensor] = []
+        # Sum and count of what was heard, in place: a list that grows would make a compiled block anew each time.
+        self._heard = torch.zeros(2)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find what is to be moved, and listen to it.
@@ -58,6 +59,7 @@ class DiversityRamp(pl.Callback):
                 "--trainer.max_epochs or --trainer.max_steps."
             )
         self._done, self._total = trainer.global_step, total
+        self._heard = torch.zeros(2, device=pl_module.device)
         self._hooks = [term.register_forward_hook(self._hear) for term in self._terms]
 
     def on_train_batch_start(
@@ -74,11 +76,12 @@ class DiversityRamp(pl.Callback):
         if trainer.global_step == self._done:
             return
         self._done, every = trainer.global_step, trainer.log_every_n_steps
-        if self._heard and every and (self._done % every == 0 or trainer.is_last_batch):
-            value = trainer.strategy.reduce(torch.stack(self._heard).mean(), reduce_op="mean")
+        if self._terms and every and (self._done % every == 0 or trainer.is_last_batch):
+            total, count = trainer.strategy.reduce(self._heard.clone(), reduce_op="sum").tolist()
             assert isinstance(pl_module, Experiment)
-            pl_module.write({"train/head_diversity": float(value)})
-        self._heard = []
+            if count:
+                pl_module.write({"train/head_diversity": total / count})
+        self._heard.zero_()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop listening."""
@@ -86,4 +89,5 @@ class DiversityRamp(pl.Callback):
             hook.remove()
 
     def _hear(self, term: HeadDiversity, inputs: Any, output: Tensor) -> None:
-        self._heard.append(output.detach())
+        self._heard[0] += output.detach()
+        self._heard[1] += 1

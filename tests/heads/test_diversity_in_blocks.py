@@ -28,6 +28,7 @@ from attnzoo.laws import SITE
 from attnzoo.positions import Rotary, Shaw
 from experiments.forecasting.network import ForecastNetwork
 from experiments.training.optim import Optim
+from experiments.training.ramp import DiversityRamp
 from experiments.translation.bahdanau import Bahdanau
 from experiments.translation.embedding import Words
 from experiments.translation.transformer import Transformer
@@ -187,6 +188,8 @@ def test_padding_of_a_decoder_that_causality_hides_takes_no_part(kind: Diversity
 def test_in_a_graph_it_gives_the_same_and_a_move_makes_no_other_graph(kind: DiversityKind) -> None:
     block = EncoderBlock(16, 4, head_diversity=HeadDiversity(1.0, kind))
     assert block.head_diversity is not None
+    ramp = DiversityRamp()
+    block.head_diversity.register_forward_hook(ramp._hear)  # what listens in training
     x, keep = torch.randn(2, 6, 16), torch.arange(6) < torch.tensor([[6], [4]])
     graphs = []
 
@@ -203,6 +206,7 @@ def test_in_a_graph_it_gives_the_same_and_a_move_makes_no_other_graph(kind: Dive
         torch.manual_seed(2)
         assert compiled(x, mask=Mask(key_keep=keep))[1].item() == pytest.approx(expected.item(), rel=1e-5)
     assert len(graphs) == 1
+    assert ramp._heard[1] == 6
 
 
 def test_a_copy_of_a_model_has_a_term_of_its_own() -> None:
