@@ -12,10 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    cifar_mechanisms,
     digits,
     diversity,
+    ett,
+    forecasting,
     head_costs,
     head_diversity,
+    head_events,
     head_revival,
     heads,
     importing,
@@ -23,8 +27,10 @@ from benchmarks import (
     multi30k,
     number_words,
     peers,
+    ridge,
     speed,
     translation,
+    vision,
 )
 from experiments.training.usage import nearest
 
@@ -33,14 +39,20 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "speed": (speed.measure, "time and memory of every mechanism by length, as `make bench`: about an hour"),
     "peers": (peers.measure, "speed against what others wrote, same sizes and masks: about 15 minutes"),
     "mechanisms": (mechanisms.measure, "every mechanism in `vit` on 64 pixels: about 20 minutes"),
+    "vision": (vision.measure, "a training step against timm and vit-pytorch, and the wait for data: 5 minutes"),
+    "cifar-mechanisms": (cifar_mechanisms.measure, "every mechanism on CIFAR-10, two epochs: hours, in pieces"),
     "numbers": (number_words.measure, "both translators on number words, three seeds: about 10 minutes"),
     "translation": (translation.measure, "training against torch's Transformer, beam search with a cache: 5 minutes"),
     "multi30k": (multi30k.measure, "both translators on Multi30k: many hours, in pieces that go on"),
-    "head-monitor": (head_costs.measure, "what it costs to watch heads: about 3 minutes"),
-    "head-revival": (head_revival.measure, "do heads that begin anew live: about 5 minutes, in pieces"),
-    "planted-heads": (heads.measure, "degenerate heads that were planted, found again: about 2 minutes"),
     "diversity": (diversity.measure, "what head diversity adds to a training step: about 5 minutes"),
     "head-diversity": (head_diversity.measure, "does it help to keep heads different: about four hours, in pieces"),
+    "head-monitor": (head_costs.measure, "what it costs to watch heads: about 3 minutes"),
+    "head-events": (head_events.measure, "the loss when heads of `vit` begin anew: about 2 minutes"),
+    "head-revival": (head_revival.measure, "do heads that begin anew live: about 5 minutes, in pieces"),
+    "planted-heads": (heads.measure, "degenerate heads that were planted, found again: about 2 minutes"),
+    "forecasting": (forecasting.measure, "a step against PatchTST, and mechanisms on 4,096 tokens: about 5 minutes"),
+    "ridge": (ridge.measure, "the closed-form ridge on ETT, fixed lookback and by validation: about 5 minutes"),
+    "ett": (ett.measure, "the forecaster on ETT, four horizons, three seeds: about four hours, in pieces"),
     "import": (importing.measure, "time of `import attnzoo` against `import torch`: about a minute"),
 }
 """Figure -> (function of the folder for its pieces and of the words of ARGS, what it measures)."""

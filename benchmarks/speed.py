@@ -27,7 +27,7 @@ from benchmarks.choice import chosen
 from benchmarks.machine import library, machine
 from benchmarks.memory import live_bytes
 from benchmarks.plots import curves
-from benchmarks.timing import exponent, ratio, rounds, spread
+from benchmarks.timing import CLOCKS, exponent, ratio, rounds, spread
 
 HEADS, WIDTH = 8, 64
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768]
@@ -130,13 +130,15 @@ def cases_for(mode: str, length: int, only: list[str]) -> dict[str, Case]:
     return {name: case for name, case in found.items() if not only or case.mechanism in only}
 
 
-def piece(mode: str, length: int, only: list[str], count: int) -> dict[str, Any]:
+def piece(
+    mode: str, length: int, only: list[str], count: int, clock: Callable[[Callable[[], object]], float]
+) -> dict[str, Any]:
     """Seconds of each round, and the live bytes of one call, for each case."""
     calls = {name: MODES[mode](case, length) for name, case in cases_for(mode, length, only).items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     with Progress(transient=True) as progress:
         task = progress.add_task(f"{mode}, {length} tokens", total=count)
-        for measured in rounds(calls, count):
+        for measured in rounds(calls, count, clock):
             for name, value in measured.items():
                 times[name].append(value)
             progress.advance(task)
@@ -160,6 +162,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
     parser.add_argument("--modes", default=",".join(MODES), help="training, decoding or both, which is the default")
     parser.add_argument("--lengths", default="", help="lengths, with commas between; 512 to 32768 if left out")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds at each length ({ROUNDS})")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: where others share the cores")
     options = parser.parse_args(arguments)
     only = chosen(parser, options.only)
     lengths = [int(length) for length in options.lengths.split(",") if length] or LENGTHS
@@ -171,10 +174,10 @@ def measure(folder: Path, arguments: list[str]) -> int:
     pieces = []
     for mode in modes:
         for length in lengths:
-            path = home / "pieces" / f"{mode}-{length}-{options.rounds}.json"
+            path = home / "pieces" / f"{mode}-{length}-{options.rounds}-{options.clock}.json"
             known = json.loads(path.read_text()) if path.is_file() else None
             if known is None or now is None or known["library"] != now:
-                known = {"library": now, **piece(mode, length, only, options.rounds)}
+                known = {"library": now, **piece(mode, length, only, options.rounds, CLOCKS[options.clock])}
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(known))
             pieces.append(known)

@@ -49,6 +49,10 @@ def cpu_seconds(call: Call) -> float:
     return time.process_time() - begin
 
 
+CLOCKS: dict[str, Callable[[Call], float]] = {"wall": seconds, "cpu": cpu_seconds}
+"""What time a figure is in, by the name that its option has."""
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, quartiles, least and most."""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3

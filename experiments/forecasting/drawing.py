@@ -67,7 +67,11 @@ def _joined(first: Any, rest: Any) -> Any:
 
 
 def forecast_figure(
-    batch: Mapping[str, Tensor], forecast: Tensor, quantiles: Tensor | None, targets: Sequence[str]
+    batch: Mapping[str, Tensor],
+    forecast: Tensor,
+    quantiles: Tensor | None,
+    targets: Sequence[str],
+    title: str = "first window of the validation part",
 ) -> Figure:
     """The forecast of the first window of a batch as of `Store.batch`, in the data's own units."""
     std, mean = batch["std"][0].cpu(), batch["mean"][0].cpu()
@@ -90,7 +94,7 @@ def forecast_figure(
             low, high = own(quantiles[0, number, :, 0]), own(quantiles[0, number, :, -1])
             panel |= {"low": low, "high": high, "band": "lowest to highest quantile"}
         panels.append(panel)
-    return draw_panels(panels, "first window of the validation part; 0 is the first row to be forecast")
+    return draw_panels(panels, f"{title}; 0 is the first row to be forecast")
 
 
 def attention_figure(network: ForecastNetwork, batch: Mapping[str, Tensor]) -> Figure | None:

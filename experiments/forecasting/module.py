@@ -21,6 +21,7 @@ from experiments.forecasting.scores import MODEL, BranchShare, Scores, pinball
 from experiments.forecasting.windows import Scaler
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
+from experiments.training.samples import Samples, spread_evenly
 
 log = logging.getLogger("experiments")
 
@@ -211,6 +212,21 @@ class Forecaster(Experiment):
         figures = {"forecast": forecast_figure(first, forecast, quantiles, self.facts["targets"])}
         attention = attention_figure(network, first)
         return figures if attention is None else {**figures, "attention": attention}
+
+    def sample_table(self, data: Any) -> Samples:
+        """Forecasts of some windows, drawn, with their scaled errors."""
+        assert self.facts is not None
+        windows = data.windows("val")
+        rows: list[list[Any]] = []
+        for number in spread_evenly(len(windows)):
+            batch = data.transfer_batch_to_device(data.store.batch([int(windows[number])]), self.device, 0)
+            forecast, quantiles, _ = self._network(batch["past"], batch["calendar"])
+            error, known = forecast - batch["future"], batch["known"]
+            means = [float(part[known].mean()) for part in (error.square(), error.abs())]
+            title = f"window {number} of the validation part"
+            picture = forecast_figure(batch, forecast, quantiles, self.facts["targets"], title)
+            rows.append([number, *means, picture])
+        return Samples(["sample", "mse", "mae", "forecast"], rows)
 
     def predict(self, past: Tensor, calendar: Tensor | None = None, series: int = 0) -> tuple[Tensor, Tensor | None]:
         """Forecast in the data's own units.

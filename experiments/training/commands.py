@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from experiments.training import console, costs, pictures, runs, saved
+from experiments.training import console, costs, pictures, runs, samples, saved
 from experiments.training.cli import ExperimentCLI
 from experiments.training.module import Experiment
 from experiments.training.processes import started_by_another
@@ -102,8 +102,13 @@ def fit(argv: list[str]) -> int:
         model = _alone(cli)
         cli.folder.write_results(results | costs.measure(model, cli.datamodule, cli.mechanism))
         files = pictures.save_pictures(model, cli.datamodule, cli.folder.figures)
+        table = samples.save_samples(model, cli.datamodule, cli.folder.path)
         if wandb is not None:
             wandb.log_figures(files, cli.trainer.global_step)
+            if table is not None:
+                wandb.log_samples(table, cli.trainer.global_step)
+            if cli.keeper.best_path is not None:
+                wandb.keep_checkpoint(cli.keeper.best_path, cli.keeper.best_score)
             wandb.summarise({"best/score": cli.keeper.best_score, "best/step": cli.keeper.best_step, **tested})
     finally:
         if wandb is not None:

@@ -19,6 +19,7 @@ from experiments.training.saved import refuse_other_facts
 
 if TYPE_CHECKING:
     from experiments.training.exporting import Part
+    from experiments.training.samples import Samples
 
 log = logging.getLogger("experiments")
 
@@ -103,6 +104,10 @@ class Experiment(pl.LightningModule):
     def attention_pictures(self, batch: Any) -> dict[str, Any]:
         """Matplotlib figures of what was attended to in `batch`, by name; drawn when training has ended."""
         return {}
+
+    def sample_table(self, data: pl.LightningDataModule) -> Samples | None:
+        """What the model says of some fixed validation samples, see `samples.py`; made when training has ended."""
+        return None
 
     def next_commands(self, checkpoint: str) -> list[str]:
         """Commands to be proposed when training has ended."""

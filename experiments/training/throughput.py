@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from experiments.training.module import Experiment
+from experiments.training.runs import peak_memory_mib
 
 
 class Throughput(pl.Callback):
     """Measures each epoch, without validation and without its first step, which loads and warms up.
 
-    Writes `throughput/<samples or tokens>` per second and `throughput/step_ms` at the end of an epoch.
+    Writes `throughput/<samples or tokens>` per second, `throughput/step_ms` and the peak of memory so far at the end of
+    an epoch.
     """
 
     def __init__(self) -> None:
@@ -71,6 +73,7 @@ class Throughput(pl.Callback):
             {
                 f"throughput/{pl_module.unit}": round(count / seconds, 2),
                 "throughput/step_ms": round(1000 * seconds / (self._steps - 1), 3),
+                **_memory(pl_module.device),
             }
         )
 
@@ -83,6 +86,13 @@ class Throughput(pl.Callback):
     def step_ms(self) -> float | None:
         """Milliseconds a step over all epochs, None before the first is complete."""
         return round(1000 * self.seconds / self.steps, 3) if self.seconds else None
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    found = {"memory/peak_mib": peak_memory_mib()}
+    if device.type == "cuda":
+        found["memory/gpu_peak_mib"] = round(torch.cuda.max_memory_allocated(device) / 2**20, 1)
+    return found
 
 
 def _now(module: pl.LightningModule) -> float:

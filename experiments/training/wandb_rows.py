@@ -14,6 +14,8 @@ from urllib.parse import urlparse
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from experiments.training.samples import Samples
+
 R = TypeVar("R")
 
 _log = logging.getLogger("experiments")
@@ -78,6 +80,18 @@ class WandbRows(Logger):
             self._try(lambda: self._run.log({**{k: _picture(path) for k, path in figures.items()}, STEP: step}))
 
     @rank_zero_only
+    def log_samples(self, table: Samples, step: int) -> None:
+        """Predictions of fixed samples, as a table; paths in it are pictures in the run folder."""
+        if self._run is not None:
+            self._try(lambda: self._run.log({"samples": self._table(table), STEP: step}))
+
+    @rank_zero_only
+    def keep_checkpoint(self, path: Path, score: float | None) -> None:
+        """The best checkpoint as an artifact of the run, where it is online; offline it stays the file that it is."""
+        if self._run is not None and not self._run.offline:
+            self._try(lambda: self._send(path, score))
+
+    @rank_zero_only
     def summarise(self, values: dict[str, Any]) -> None:
         """Figures of the whole run, such as the best score and its step."""
         if self._run is not None:
@@ -118,6 +132,21 @@ class WandbRows(Logger):
         for loss in ("train/loss", "val/loss"):
             run.define_metric(loss, step_metric=STEP, summary="min,last")
         return run
+
+    def _table(self, table: Samples) -> Any:
+        import wandb
+
+        rows = [
+            [_picture(self.folder / cell) if isinstance(cell, Path) else cell for cell in row] for row in table.rows
+        ]
+        return wandb.Table(columns=table.columns, data=rows)
+
+    def _send(self, path: Path, score: float | None) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="model", metadata={"val/primary": score})
+        artifact.add_file(str(path))
+        self._run.log_artifact(artifact, aliases=["best"])
 
     def _try(self, action: Callable[[], R]) -> R | None:
         if self._broken:

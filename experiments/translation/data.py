@@ -18,6 +18,7 @@ from experiments.translation.cache import Cache, user_folder
 from experiments.translation.parts import PARTS, Parts
 from experiments.translation.samples import EncodedPairs, encode_pairs
 from experiments.translation.sources import NO_CORPUS, Corpus, CorpusName, Form, find, generated
+from experiments.translation.text import Pairs
 from experiments.translation.tokens import Kind
 from experiments.translation.vocabularies import Vocabularies
 
@@ -154,6 +155,10 @@ class TranslationData(lightning.LightningDataModule):
         if self._vocabularies is None or self._vocabularies.fingerprint != theirs.fingerprint:
             self._vocabularies = theirs
             self._samples.clear()
+
+    def pairs(self, part: str) -> Pairs:
+        """The pairs of lines of a part, as they were read."""
+        return self._parts.read(part)
 
     def train_dataloader(self) -> ResumableLoader:
         samples = self._part("train")

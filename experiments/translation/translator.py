@@ -15,6 +15,7 @@ from torchmetrics import Metric, MetricCollection
 from experiments.training.exporting import Part
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
+from experiments.training.samples import Samples, spread_evenly
 from experiments.training.sharding import assembled
 from experiments.translation import exporting
 from experiments.translation.alignment import align, blind
@@ -215,6 +216,24 @@ class Translator(Experiment):
         """Vocabularies, and how the parts go together."""
         assert isinstance(self.network, Transformer | Bahdanau) and self.facts is not None
         return exporting.texts(self.network, self.facts)
+
+    def sample_table(self, data: Any) -> Samples:
+        """Translations of some lines beside their references, each with its soft alignment where there is one."""
+        pairs, clear = data.pairs("val"), blind(self) is None
+        numbers = spread_evenly(len(pairs.source))
+        lines = [pairs.source[number] for number in numbers]
+        found = [row[0] for row in self.translate(lines)]
+        pictures: list[Any] = []
+        if clear:
+            soft = align(self, self.coded(lines), [translation.tokens for translation in found])
+            pictures = [[alignment_figure([one])] for one in soft]
+        rows = [
+            [number, line, pairs.target[number], translation.text, *picture]
+            for number, line, translation, picture in zip(
+                numbers, lines, found, pictures or [[]] * len(lines), strict=True
+            )
+        ]
+        return Samples(["sample", "source", "reference", "translation", *["alignment"] * clear], rows)
 
     def attention_pictures(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Soft alignments of the translations of three lines."""
