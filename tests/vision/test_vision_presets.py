@@ -139,6 +139,48 @@ def test_the_presets_keep_to_the_size_that_they_are_for() -> None:
         assert sum(p.numel() for p in network.parameters()) <= most, preset
 
 
+def many_classes(count: int) -> datasets.Dataset:
+    """CIFAR-100 as hubs have it: a picture, and two columns of labels."""
+    cells = [(np.full((32, 32, 3), k % 256, np.uint8), k % 100, k % 20) for k in range(count)]
+    table = datasets.Dataset.from_dict(
+        {"img": [Image.fromarray(c[0]) for c in cells], "fine_label": [c[1] for c in cells],
+         "coarse_label": [c[2] for c in cells]}
+    )  # fmt: skip
+    table = table.cast_column("fine_label", datasets.ClassLabel(names=[f"fine {k}" for k in range(100)]))
+    return table.cast_column("coarse_label", datasets.ClassLabel(names=[f"coarse {k}" for k in range(20)]))
+
+
+def test_cifar100_from_files_of_its_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`vit-cifar100`: 100 classes by its own option, 20 by another column; what is ambiguous is asked."""
+    (tmp_path / "cifar100").mkdir()
+    many_classes(400).to_parquet(tmp_path / "cifar100" / "train-00000.parquet")
+    many_classes(100).to_parquet(tmp_path / "cifar100" / "test-00000.parquet")
+    words = [word for word in options_of("vit-cifar100") if not word.startswith("--data.label_column")]
+    words += [f"--data.path={tmp_path / 'cifar100'}", f"--run.root={tmp_path}", "--trainer.max_steps=1"]
+    assert main(words) == 0
+    assert "300 train, 100 val, 100 test pictures in 100 classes" in capsys.readouterr().out
+    assert main([*words, "--data.label_column=coarse_label"]) == 0
+    assert "in 20 classes" in capsys.readouterr().out
+    assert main([*words, "--data.label_column=null"]) == 1
+    assert "--data.label_column" in capsys.readouterr().err
+
+
+def test_a_data_set_of_a_hub_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = many_classes(60).rename_column("coarse_label", "label").remove_columns("fine_label")
+    asked = []
+
+    def from_hub(name: str) -> dict[str, datasets.Dataset]:
+        asked.append(name)
+        return {"train": table, "test": table.select(range(20))}
+
+    monkeypatch.setattr(datasets, "load_dataset", from_hub)
+    assert main(options_of("vit-hub", f"--run.root={tmp_path}", "--trainer.max_steps=1")) == 0
+    assert asked == ["zalando-datasets/fashion_mnist"]
+    assert "40 train, 20 val, 20 test pictures in 20 classes" in capsys.readouterr().out
+
+
 def test_tables_bring_the_same_pictures_as_folders(mixed: Path, tmp_path: Path) -> None:
     """V03 to V06 and 16 bits, palettes and animations, through parquet files."""
     files = sorted(path for path in (mixed / "train").rglob("*") if path.is_file() and path.suffix != ".db")
