@@ -51,7 +51,8 @@ def rollout(maps: list[Tensor]) -> Tensor:
 def on_grid(network: VisionTransformer, weights: Tensor) -> Tensor:
     """Weights over the patches of what the head reads, [T, T] -> [rows, columns].
 
-    The head reads the class token where there is one, else the mean of the patches.
+    The head reads the class token where there is one, else the mean of the patches; of a weighted mean the plain one is
+    taken here.
     """
     if network.pool == "class":
         return weights[0, 1:].unflatten(0, network.grid)
@@ -87,7 +88,8 @@ def attention_figures(network: VisionTransformer, image: Tensor, title: str = ""
     columns = max(2, *(len(weights) for weights in maps))
     figure = Figure(figsize=(1.6 * columns + 0.6, 1.7 * (len(maps) + 1) + 1.0), layout="constrained")
     names = ", ".join(dict.fromkeys(type(mechanism).__name__ for mechanism in mechanisms))
-    reader = "the class token" if network.pool == "class" else "the mean of all patches"
+    readers = {"class": "the class token", "mean": "the mean of all patches"}
+    reader = readers.get(network.pool, "the plain mean of all patches")  # the head weighs them by the picture
     figure.suptitle("\n".join(filter(None, (title, f"{names}: where {reader} looks"))), fontsize=9)
     figure.supxlabel(
         "each panel is scaled by itself: black is 0, the brightest is the weight printed over it", fontsize=7

@@ -57,7 +57,7 @@ class CompactStem(nn.Module):
             stages.append(nn.Conv2d(channels, width, 3, padding=1, bias=False))
             stages += [nn.MaxPool2d(2), nn.BatchNorm2d(width), nn.ReLU()]
             channels, width = width, 2 * width
-        self.stages = nn.Sequential(*stages).to(memory_format=torch.channels_last)
+        self.stages = nn.Sequential(*stages)
 
     def forward(self, image: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, E, H / P, W / P]."""
