@@ -23,7 +23,7 @@ from experiments.training.usage import CONFIGS
 
 SMALL = ["--model.dim=16", "--model.depth=1", "--run.wandb=false"]
 LOCAL = '{"class_path": "Local", "init_args": {"window": %d}}'
-SLOWER = ("forecaster", "translator", "translator-bahdanau")
+SLOWER = ("forecaster", "listops", "translator", "translator-bahdanau")
 LEFT_OUT = {"translator": ["Strided"], "forecaster": ["Axial"]}
 """No size of theirs sees half of the pairs there; the files say why."""
 
