@@ -9,7 +9,7 @@ BIN := .venv/bin
 READY := .venv/.installed
 RUN := $(BIN)/python -m experiments.make
 
-.PHONY: help setup train classify translate forecast heads export sweep compare sync test test-slow golden check format bench reproduce docs clean
+.PHONY: help setup train classify translate forecast heads export sweep compare sync test test-slow golden check format bench torture reproduce docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ format: $(READY) ## put the code into its form
 
 bench: $(READY) ## time and memory of every mechanism by length: [ARGS="--only=Local,Softmax --lengths=512,4096"]
 	@FIGURE=speed $(BIN)/python -m benchmarks
+
+torture: $(READY) ## runs killed, cut off and starved for 20 minutes: [ARGS="--kills=10 --rounds=1"]; see docs/reliability.md
+	@FIGURE=torture $(BIN)/python -m benchmarks
 
 reproduce: $(READY) ## measure a figure of docs/RESULTS.md: FIGURE=name; goes on where it was stopped
 	@$(BIN)/python -m benchmarks

@@ -28,7 +28,9 @@ from benchmarks import (
     number_words,
     peers,
     ridge,
+    scaling,
     speed,
+    torture,
     translation,
     vision,
 )
@@ -53,6 +55,8 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "forecasting": (forecasting.measure, "a step against PatchTST, and mechanisms on 4,096 tokens: about 5 minutes"),
     "ridge": (ridge.measure, "the closed-form ridge on ETT, fixed lookback and by validation: about 5 minutes"),
     "ett": (ett.measure, "the forecaster on ETT, four horizons, three seeds: about four hours, in pieces"),
+    "scaling": (scaling.measure, "two processes of one thread against one: about 3 minutes"),
+    "torture": (torture.measure, "runs killed, cut off and starved, as `make torture`: about 20 minutes"),
     "import": (importing.measure, "time of `import attnzoo` against `import torch`: about a minute"),
 }
 """Figure -> (function of the folder for its pieces and of the words of ARGS, what it measures)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from experiments.listops.expressions import DIGITS, SYMBOLS, encode, grow, value
-from experiments.training.sampling import ResumableBatches, ResumableLoader
+from experiments.training.sampling import ResumableBatches, ResumableLoader, in_turn, share_of
 
 SHORTEST = 16
 
@@ -74,10 +74,14 @@ class ListOpsData(pl.LightningDataModule):
         return ResumableLoader(samples, batch_sampler=batches)
 
     def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        return DataLoader(self._part("val"), self.batch_size)
+        return self._in_order("val")
 
     def test_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        return DataLoader(self._part("test"), self.batch_size)
+        return self._in_order("test")
+
+    def _in_order(self, part: str) -> DataLoader[tuple[Tensor, ...]]:
+        samples = self._part(part)
+        return DataLoader(samples, batch_sampler=in_turn(len(samples), self.batch_size, **share_of(self.trainer)))
 
     def _part(self, part: str) -> TensorDataset:
         self.setup("fit")

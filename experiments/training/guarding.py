@@ -171,9 +171,12 @@ def blame(trainer: pl.Trainer, module: Experiment) -> str:
     return f"{shown}{', ...' if len(found) > SHOWN else ''}"
 
 
-def _row(batch: dict[str, Any], place: int, rows: int) -> dict[str, Any]:
-    """One sample of a batch, still a batch."""
-    return {
-        name: value[place : place + 1] if hasattr(value, "__len__") and len(value) == rows else value
-        for name, value in batch.items()
-    }
+def _row(batch: Any, place: int, rows: int) -> Any:
+    """One sample of a batch, still a batch: of what has as many entries as there are samples, one."""
+    if isinstance(batch, dict):
+        return {name: _row(value, place, rows) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_row(value, place, rows) for value in batch)
+    if isinstance(batch, list) and any(isinstance(value, torch.Tensor) for value in batch):
+        return [_row(value, place, rows) for value in batch]
+    return batch[place : place + 1] if hasattr(batch, "__len__") and len(batch) == rows else batch

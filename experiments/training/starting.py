@@ -5,6 +5,7 @@ Also how it may end: what is said where memory runs out or another process is lo
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -14,12 +15,14 @@ import torch
 from experiments.training import processes, sharding, specs
 from experiments.training.checkpoints import WholeFiles
 
+log = logging.getLogger("experiments")
+
 
 def settle(config: dict[str, Any]) -> dict[str, Any]:
     """The Trainer's options with those that the way of starting decides.
 
     Raises:
-        ValueError: an option out of range, or that does not fit to how the processes were started.
+        ValueError: an option out of range, or a start that cannot be.
     """
     for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0)):
         value = config.get(name)
@@ -45,13 +48,9 @@ def settle(config: dict[str, Any]) -> dict[str, Any]:
         return {**config, "plugins": plugins}
     for name, here in zip(("devices", "num_nodes"), found, strict=True):
         given = config.get(name)
-        if given in (None, "auto", 1) or str(given) == str(here):
-            config[name] = here
-        else:
-            raise ValueError(
-                f"--trainer.{name} is {given}, but torchrun or srun has started {found[0]} process(es) on each of "
-                f"{found[1]} node(s); leave the option out."
-            )
+        if given not in (None, "auto", 1) and str(given) != str(here):
+            log.warning("--trainer.%s is %s, but torchrun or srun has started %d; that holds.", name, given, here)
+        config[name] = here
     return {**config, "plugins": [*plugins, environment]}
 
 

@@ -118,7 +118,9 @@ class Losses(pl.Callback):
         self.values.append(pl_module.step_means()["train/loss"])
 
 
-def run(name: str, folder: Path, world: int, strategy: str = "auto", precision: str = "64-true") -> dict[str, Any]:
+def run(
+    name: str, folder: Path, world: int, strategy: str = "auto", precision: str = "64-true", more: Any = ()
+) -> dict[str, Any]:
     """Train, validate the average of the weights, and give all numbers."""
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
@@ -129,7 +131,7 @@ def run(name: str, folder: Path, world: int, strategy: str = "auto", precision: 
     trainer = pl.Trainer(
         accelerator="cpu", max_steps=STEPS, logger=False, enable_progress_bar=False, enable_model_summary=False,
         use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0, gradient_clip_val=1.0,
-        precision=precision, plugins=[WholeFiles()], callbacks=[losses, keeper, EmaWeights(Ema(0.9))],
+        precision=precision, plugins=[WholeFiles()], callbacks=[losses, keeper, EmaWeights(Ema(0.9)), *more],
         default_root_dir=folder, **options,
     )  # fmt: skip
     trainer.fit(model, datamodule=data)

@@ -17,9 +17,21 @@ Found = dict[str, Any]
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
     """What two processes have found, all experiments in one launch."""
-    jobs = [{"name": name, "strategy": "ddp"} for name in NAMES]
-    found = scale_lab.launched(tmp_path_factory.mktemp("two"), 2, jobs)
-    return [dict(zip(NAMES, rank, strict=True)) for rank in found]
+    return several(tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
+    """What four processes have found."""
+    return several(tmp_path_factory.mktemp("four"), 4)
+
+
+def several(folder: Path, world: int) -> list[dict[str, Found]]:
+    """All experiments in float64, and all in float32, by name and precision."""
+    keys = [(name, precision) for precision in ("64-true", "32-true") for name in NAMES]
+    jobs = [{"name": name, "strategy": "ddp", "precision": precision} for name, precision in keys]
+    found = scale_lab.launched(folder, world, jobs)
+    return [{" ".join(key): value for key, value in zip(keys, rank, strict=True)} for rank in found]
 
 
 def alone(name: str, folder: Path, processes: int, monkeypatch: pytest.MonkeyPatch, **options: str) -> Found:
@@ -48,4 +60,20 @@ def test_r01_two_processes_train_and_judge_like_one(
     """R01: float64; weights, their average, losses and validation, with batches by tokens where there are such."""
     one = alone(name, tmp_path, 2, monkeypatch)
     assert one["losses"][-1] < one["losses"][0]
-    compare(one, [rank[name] for rank in two], weights=1e-10, losses=1e-10, validation=1e-6)
+    compare(one, [rank[f"{name} 64-true"] for rank in two], weights=1e-10, losses=1e-10, validation=1e-6)
+    single = alone(name, tmp_path, 2, monkeypatch, precision="32-true")
+    for rank in two:
+        assert rank[f"{name} 32-true"]["losses"] == pytest.approx(single["losses"], abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_r01_four_processes_train_and_judge_like_one(
+    name: str, four: list[dict[str, Found]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R01: the same, of four."""
+    one = alone(name, tmp_path, 4, monkeypatch)
+    compare(one, [rank[f"{name} 64-true"] for rank in four], weights=1e-10, losses=1e-10, validation=1e-6)
+    single = alone(name, tmp_path, 4, monkeypatch, precision="32-true")
+    for rank in four:
+        assert rank[f"{name} 32-true"]["losses"] == pytest.approx(single["losses"], abs=1e-5)
