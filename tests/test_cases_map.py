@@ -15,7 +15,7 @@ LANDED = {
     "P": {f"P{n:02}" for n in range(1, 11)},
     "E": {f"E{n:02}" for n in range(1, 11)},
     "V": {f"V{n:02}" for n in range(1, 13)},
-    "R": {"R03", "R04", "R05", "R06", "R07", "R09", "R10", "R12", "R13", "R14"},
+    "R": {f"R{n:02}" for n in range(1, 15)},
     "T": {f"T{n:02}" for n in range(1, 15)},
     "K": {f"K{n:02}" for n in range(1, 11)},
     "F": {f"F{n:02}" for n in range(1, 17)},

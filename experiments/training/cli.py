@@ -79,6 +79,7 @@ class ExperimentCLI(LightningCLI):
         self.resume = resume
         self.default_preset = preset
         self.folder: RunFolder | None = None
+        self.held: RunFolder | None = None
         self.checkpoint: Path | None = None
         self.ema: EmaWeights | None = None
         super().__init__(

@@ -86,6 +86,8 @@ def fit(argv: list[str]) -> int:
             _record(cli, status, seconds, {})
         if wandb is not None and status != "finished":
             wandb.finish(exit_code=1)
+        if cli.held is not None:
+            cli.held.let_go()
         signals.release()
     if ended:
         if cli.trainer.is_global_zero:

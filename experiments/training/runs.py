@@ -59,6 +59,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._held: int | None = None
 
     @classmethod
     def create(cls, options: RunOptions, words: str) -> RunFolder:
@@ -102,17 +103,23 @@ class RunFolder:
         return None
 
     def hold(self) -> None:
-        """Let no other process train in this folder while this one lives.
+        """Let no other process train in this folder, until `let_go` or the end of this one.
 
         Raises:
             ValueError: another one does.
         """
-        # Left open, and so held, for the life of the process.
-        if not _lock(self.path, os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT)):
+        self._held = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
+        if not _lock(self.path, self._held):
             raise ValueError(
                 f"The run in {self.path} is being trained by another process. Wait for it, stop it, or leave "
                 "--ckpt_path out to start a run of its own."
             )
+
+    def let_go(self) -> None:
+        """Let others train in it again."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     @property
     def config(self) -> Path:

@@ -71,9 +71,14 @@ def _resumed(words: list[str], root: str, of: str | None, preset: str | None) ->
         log.info("No run of %s waits to be finished; a new one begins.", of or "any preset")
         return others, preset
     log.info("From %s, with the options of its run.", found)
-    # What the first command has put behind a list stands in the options of the run already.
-    others = [word for word in _without(others, "--config", "-c") if not word.partition("=")[0].endswith("+")]
-    return [f"--ckpt_path={found}", *others], Path(found).resolve().parent.parent.parent.name
+    kept = []
+    for word in _without(others, "--config", "-c"):
+        if word.partition("=")[0].endswith("+"):
+            # The same command has put it there when the run began, and would do so a second time.
+            log.info("%s stands in the options of the run.", word)
+        else:
+            kept.append(word)
+    return [f"--ckpt_path={found}", *kept], Path(found).resolve().parent.parent.parent.name
 
 
 def _decide(name: str, choose: Callable[[], str]) -> str:

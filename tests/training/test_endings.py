@@ -32,8 +32,8 @@ class Beacon(pl.Callback):
         self.folder = Path(folder)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_step == 3:
-            path = self.folder / f"rank-{trainer.global_rank}"
+        path = self.folder / f"rank-{trainer.global_rank}"
+        if trainer.global_step >= 3 and not path.exists():
             path.with_suffix(".new").write_text(str(os.getpid()))
             path.with_suffix(".new").rename(path)
 
@@ -44,9 +44,10 @@ class Run:
     Args:
         config: of the preset.
         how: plain, torchrun or srun.
+        more: further options.
     """
 
-    def __init__(self, config: Path, how: str) -> None:
+    def __init__(self, config: Path, how: str, *more: str) -> None:
         self.config, self.how = config, how
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -54,7 +55,7 @@ class Run:
         words = [
             "fit", f"--config={config}", f"--run.root={config.parent / 'runs'}", "--run.wandb=false", "--resume=auto",
             "--trainer.callbacks+=test_endings.Beacon", f"--trainer.callbacks.folder={config.parent}",
-            "--trainer.max_epochs=100000", "--trainer.limit_val_batches=0",
+            "--trainer.max_epochs=100000", "--trainer.limit_val_batches=0", *more,
         ]  # fmt: skip
         keep = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "ATTNZOO", "RANK"))}
         base = keep | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1"}
@@ -114,7 +115,7 @@ def _alive(process: int) -> bool:
 
 
 @pytest.fixture
-def start(config: Path) -> Iterator[Callable[[str], Run]]:
+def start(config: Path) -> Iterator[Callable[..., Run]]:
     """Starts a run in one of three ways; kills what is left of it."""
     runs: list[Run] = []
     scontrol = config.parent / "bin" / "scontrol"
@@ -122,8 +123,8 @@ def start(config: Path) -> Iterator[Callable[[str], Run]]:
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {config.parent / "asked"}\n')
     scontrol.chmod(0o755)
 
-    def begin(how: str) -> Run:
-        runs.append(Run(config, how))
+    def begin(how: str, *more: str) -> Run:
+        runs.append(Run(config, how, *more))
         return runs[-1]
 
     yield begin
@@ -145,12 +146,13 @@ def complete(run: Run) -> int:
 
 
 def test_a_signal_to_one_process_ends_both_and_one_goes_on(
-    config: Path, start: Callable[[str], Run], capsys: pytest.CaptureFixture[str]
+    config: Path, start: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """37: both end behind the same step; --resume=auto goes on with one process, and says so."""
-    run = start("plain")
+    """37, R11: both end behind the same step, with one W&B run; --resume=auto goes on with one process, and says so."""
+    run = start("plain", "--run.wandb=true")
     os.kill(run.ranks()[1], signal.SIGTERM)
     assert run.end(within=30) == [128 + signal.SIGTERM]
+    assert len(list(run.folder.glob("wandb/offline-run-*/*.wandb"))) == 1
     assert "stopped by SIGTERM after step" in run.said()
     step = complete(run)
     content = yaml.safe_load((run.folder / "config.yaml").read_text())
@@ -168,7 +170,7 @@ def test_a_signal_to_one_process_ends_both_and_one_goes_on(
 @pytest.mark.parametrize("how", ["torchrun", "srun"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_process_ends_both_however_they_were_started(
-    how: str, rank: int, start: Callable[[str], Run]
+    how: str, rank: int, start: Callable[..., Run]
 ) -> None:
     """37: torchrun has a status of its own for processes that did not end well."""
     run = start(how)
@@ -180,7 +182,7 @@ def test_a_signal_to_one_process_ends_both_however_they_were_started(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("how", ["plain", "torchrun"])
-def test_a_signal_to_what_was_started_ends_all(how: str, number: int, start: Callable[[str], Run]) -> None:
+def test_a_signal_to_what_was_started_ends_all(how: str, number: int, start: Callable[..., Run]) -> None:
     """37: torchrun passes it on."""
     run = start(how)
     run.ranks()
@@ -191,7 +193,29 @@ def test_a_signal_to_what_was_started_ends_all(how: str, number: int, start: Cal
 
 
 @pytest.mark.slow
-def test_the_warning_of_slurm_requeues_once(config: Path, start: Callable[[str], Run]) -> None:
+def test_two_processes_go_on_with_a_run_of_one(config: Path, start: Callable[..., Run]) -> None:
+    """In the middle of an epoch of 10 batches, which becomes one of 5; every row of the table is one step."""
+    root = f"--run.root={config.parent / 'runs'}"
+    assert main(["fit", f"--config={config}", root, "--run.wandb=false", "--trainer.max_steps=17"]) == 0
+    (folder,) = (config.parent / "runs" / "toy").iterdir()
+    (folder / "results.json").unlink()  # as if it had been killed
+    content = yaml.safe_load((folder / "config.yaml").read_text())
+    beacon = {"class_path": "test_endings.Beacon", "init_args": {"folder": str(config.parent)}}
+    content["trainer"] |= {"max_steps": -1, "callbacks": [beacon]}
+    (folder / "config.yaml").write_text(yaml.safe_dump(content))
+    run = start("plain")
+    os.kill(run.ranks()[0], signal.SIGTERM)
+    assert run.end(within=30) == [128 + signal.SIGTERM]
+    assert complete(run) > 17
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(1, len(rows) + 1))
+    # 7 of 10 batches are done, as 3 of 5: two are left of the second epoch.
+    assert [row["step"] for row in rows if row["epoch"] == "1"][-1] == "19" or len(rows) < 20
+
+
+@pytest.mark.slow
+def test_the_warning_of_slurm_requeues_once(config: Path, start: Callable[..., Run]) -> None:
     """35: SLURM warns every task; the job is put back once, and the same command goes on."""
     run = start("srun")
     for rank in run.ranks():
@@ -212,9 +236,7 @@ def test_the_warning_of_slurm_requeues_once(config: Path, start: Callable[[str],
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "torchrun", "srun"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_loss_of_one_process_ends_the_other_with_a_message(
-    how: str, rank: int, start: Callable[[str], Run]
-) -> None:
+def test_the_loss_of_one_process_ends_the_other_with_a_message(how: str, rank: int, start: Callable[..., Run]) -> None:
     """Within a minute, without a traceback of ours, and what was saved loads."""
     run = start(how)
     ranks = run.ranks()
