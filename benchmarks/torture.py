@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import json
 import random
 import resource
@@ -16,11 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from rich import print as show
-from rich.table import Table
 
 from benchmarks.machine import ROOT, machine
 from benchmarks.tortured import Life
@@ -40,54 +39,46 @@ class Outcome(NamedTuple):
 
 
 def measure(folder: Path, arguments: list[str]) -> int:
-    """Tries all faults, prints the table, writes it into the page unless --page=false."""
+    """Tries faults, keeps what was found, and writes the table into the page unless --page=false."""
     parser = argparse.ArgumentParser(prog="make torture")
     parser.add_argument("--kills", type=int, default=50, help="kill -9 at random moments (about 10 s each)")
     parser.add_argument("--rounds", type=int, default=3, help="of each fault of two processes (about a minute each)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--only", default=",".join(FAULTS), help="names of faults; the table keeps the others as they are"
+    )
     parser.add_argument("--page", choices=["true", "false"], default="true")
     given = parser.parse_args(arguments)
-    draw, started = random.Random(given.seed), time.monotonic()
-    found: list[Outcome] = []
-    with tempfile.TemporaryDirectory() as place:
-        faults: list[Callable[[], Outcome]] = [
-            lambda: killed(Path(place) / "killed", given.kills, draw),
-            *(
-                lambda number=number: signalled(Path(place) / number.name, number, given.rounds, draw)
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-            ),
-            lambda: lost(Path(place) / "lost", given.rounds, draw),
-            lambda: full(Path(place) / "full"),
-            lambda: cut(Path(place) / "cut"),
-            lambda: unwritable(Path(place) / "unwritable"),
-            lambda: exploding(Path(place) / "exploding"),
-            lambda: unreachable(Path(place) / "unreachable"),
-        ]
-        for fault in faults:
-            found.append(fault())
-            show(f"{found[-1].fault}: {found[-1].well} of {found[-1].tries}")
-    minutes = round((time.monotonic() - started) / 60, 1)
+    if unknown := [name for name in given.only.split(",") if name not in FAULTS]:
+        parser.error(f"--only={unknown[0]}: there are {', '.join(FAULTS)}")
     folder.mkdir(parents=True, exist_ok=True)
-    result = {"faults": [outcome._asdict() for outcome in found], "minutes": minutes, "machine": machine()}
-    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    table = Table("fault", "tried", "well", "what happened")
-    for outcome in found:
-        table.add_row(outcome.fault, str(outcome.tries), str(outcome.well), outcome.happened)
-    show(table)
+    result = folder / "result.json"
+    found: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {}
+    for name in given.only.split(","):
+        started, draw = time.monotonic(), random.Random(given.seed)
+        with tempfile.TemporaryDirectory() as place:
+            outcome = FAULTS[name](Path(place) / name, given.kills if name == "killed" else given.rounds, draw)
+        minutes = round((time.monotonic() - started) / 60, 1)
+        found[name] = {**outcome._asdict(), "minutes": minutes, "machine": machine()}
+        result.write_text(json.dumps(found, indent=2) + "\n")
+        print(f"{outcome.fault}: {outcome.well} of {outcome.tries}", flush=True)
     if given.page == "true":
-        write_page(found, minutes)
-    return 0 if all(outcome.well == outcome.tries for outcome in found) else 1
+        write_page([found[name] for name in FAULTS if name in found])
+    return 0 if all(found[name]["well"] == found[name]["tries"] for name in given.only.split(",")) else 1
 
 
-def write_page(found: list[Outcome], minutes: float) -> None:
+def write_page(found: list[dict[str, Any]]) -> None:
     """The table into docs/reliability.md, with what it was measured on."""
-    here = machine()
+    here = found[-1]["machine"]
     lines = [
-        "| What was done | tried | all was well | what that means |",
-        "|---|---:|---:|---|",
-        *(f"| {o.fault} | {o.tries} | {o.well} | {o.happened} |" for o in found),
+        "| What was done | tried | all was well | what that means | commit |",
+        "|---|---:|---:|---|---|",
+        *(
+            f"| {row['fault']} | {row['tries']} | {row['well']} | {row['happened']} | {row['machine']['commit']} |"
+            for row in found
+        ),
         "",
-        f"{minutes} minutes on {here['cores']} cores, torch {here['torch']}, commit {here['commit']}.",
+        f"On {here['cores']} cores, torch {here['torch']}; a plus behind a commit says that files had changed since.",
     ]
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
@@ -115,10 +106,11 @@ def killed(root: Path, kills: int, draw: random.Random) -> Outcome:
         same = same and [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, before + 11))
     means = "the newest checkpoint loads, no step is lost before it, and the next process goes on"
     verdict = "the weights at the end are, bit for bit, those of a run in one piece" if same else "the end DIFFERS"
-    return Outcome("kill -9 at a random moment, saving after every step", kills, well, f"{means}; {verdict}")
+    fault = "kill -9 at a random moment, saving after every step"
+    return Outcome(fault, kills, well if same else 0, f"{means}; {verdict}")
 
 
-def signalled(root: Path, number: signal.Signals, rounds: int, draw: random.Random) -> Outcome:
+def signalled(number: signal.Signals, root: Path, rounds: int, draw: random.Random) -> Outcome:
     """A signal to one of two processes."""
     well = 0
     for _ in range(rounds):
@@ -157,7 +149,7 @@ def _begun(root: Path) -> Life:
     return life
 
 
-def full(root: Path) -> Outcome:
+def full(root: Path, rounds: int, draw: random.Random) -> Outcome:
     """A disk that takes no more: the system refuses files above a size, between two saves."""
     life = _begun(root)
     before = life.last.read_bytes()
@@ -171,7 +163,7 @@ def full(root: Path) -> Outcome:
     return Outcome("no room for a checkpoint", 1, int(well), "status 1; path and bytes are said; the file stays")
 
 
-def cut(root: Path) -> Outcome:
+def cut(root: Path, rounds: int, draw: random.Random) -> Outcome:
     """A checkpoint of which half is missing."""
     life = _begun(root)
     life.last.write_bytes(life.last.read_bytes()[:5000])
@@ -180,7 +172,7 @@ def cut(root: Path) -> Outcome:
     return Outcome("half a checkpoint", 1, int(well), "refused in a line")
 
 
-def unwritable(root: Path) -> Outcome:
+def unwritable(root: Path, rounds: int, draw: random.Random) -> Outcome:
     """A folder of runs in which nothing can be made."""
     root.write_text("a file stands here")
     life = Life(root)
@@ -188,14 +180,14 @@ def unwritable(root: Path) -> Outcome:
     return Outcome("a folder of runs that cannot be written", 1, int(well), "said before training, with the option")
 
 
-def exploding(root: Path) -> Outcome:
+def exploding(root: Path, rounds: int, draw: random.Random) -> Outcome:
     """A rate at which the loss is no number after a step."""
     life = Life(root, "--model.optim.lr=1e30", "--model.optim.warmup_steps=0")
     well = life.end() == [1] and "highest at samples" in life.said()
     return Outcome("a loss that is no number", 1, int(well), "stopped before the update; samples and rate are named")
 
 
-def unreachable(root: Path) -> Outcome:
+def unreachable(root: Path, rounds: int, draw: random.Random) -> Outcome:
     """A key for W&B and a server that does not answer."""
     life = Life(
         root, "--run.wandb=true", "--trainer.max_steps=5",
@@ -203,3 +195,16 @@ def unreachable(root: Path) -> Outcome:
     )  # fmt: skip
     well = life.end(within=300) == [0] and saved.read(life.last)["global_step"] == 5
     return Outcome("W&B cannot be reached", 1, int(well), "a warning; the run ends well, its own tables are complete")
+
+
+FAULTS: dict[str, Callable[[Path, int, random.Random], Outcome]] = {
+    "killed": killed,
+    **{number.name: functools.partial(signalled, number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)},
+    "lost": lost,
+    "full": full,
+    "cut": cut,
+    "unwritable": unwritable,
+    "exploding": exploding,
+    "unreachable": unreachable,
+}
+"""Name -> function of a folder for the runs, how often, and where moments are drawn from."""

@@ -36,6 +36,7 @@ class Life:
         self.root = root
         self._said = root.with_name(f"{root.name}.said")
         self._said.parent.mkdir(parents=True, exist_ok=True)
+        self._rows = self._written()
         command = [sys.executable, "-m", "experiments", "fit", *SMALL, f"--run.root={root}", *words]
         with self._said.open("w") as said:
             # A process group of its own: a signal to one of them is not one to all.
@@ -66,15 +67,17 @@ class Life:
             time.sleep(0.05)
 
     def ranks(self, seconds: float = 240.0) -> list[int]:
-        """The first process and the one that it has started, once rows are written."""
+        """The first process and the one that it has started, once this life has written some rows."""
         first, end = self.processes[0].pid, time.monotonic() + seconds
         while True:
             assert self.processes[0].poll() is None and time.monotonic() < end, self.said()
             others = _children(first)
-            tables = list(self.root.glob("vit/*/metrics.csv"))
-            if others and tables and tables[-1].read_text().count("\n") > 5:
+            if others and self._written() > self._rows + 5:
                 return [first, others[0]]
             time.sleep(0.1)
+
+    def _written(self) -> int:
+        return sum(path.read_text().count("\n") for path in self.root.glob("vit/*/metrics.csv"))
 
     def send(self, process: int, number: signal.Signals) -> None:
         """A signal to one process."""

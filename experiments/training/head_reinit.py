@@ -17,7 +17,6 @@ from experiments.training.head_monitor import probe_set
 from experiments.training.module import Experiment
 from experiments.training.optim import total_steps
 from experiments.training.probing import SAMPLES, ProbeSet
-from experiments.training.sharding import Sharded
 
 log = logging.getLogger("experiments")
 
@@ -84,11 +83,6 @@ class HeadReinit(pl.Callback):
         """Take the samples, and refuse what cannot be done before hours have gone by."""
         assert isinstance(pl_module, Experiment) and pl_module.network is not None
         self._steps = trainer.global_step
-        if isinstance(trainer.strategy, Sharded):
-            raise ValueError(
-                "--head_reinit cannot begin heads anew whose weights are spread over processes (fsdp2); leave it out, "
-                "or take --trainer.strategy=ddp."
-            )
         total = total_steps(trainer)
         if total is None:
             raise ValueError(
