@@ -59,8 +59,16 @@ WRONG: list[tuple[list[str], int, list[str]]] = [
     (["fit", "TOY", "--model.optim.weight_decay=-1"], 1, ["weight_decay is -1"]),
     (["fit", "TOY", "trainer.max_epochs=3"], 2, ["Did you mean --trainer.max_epochs=3?"]),
     (["fit", "TOY", "--seed_everything=x"], 2, ["--seed_everything=x", "int"]),
-    (["fit", "--config=forecaster-csv", "--data.split=[0.5,0.2]"], 2, ["--data.split=[0.5, 0.2]: 3 values"]),
-    (["fit", "--config=vit", "--model.attention_at=Local"], 2, ["""--model.attention_at='{"0": "Local"}'"""]),
+    (
+        ["fit", f"--config={usage.CONFIGS / 'forecaster-csv.yaml'}", "--data.split=[0.5,0.2]"],
+        2,
+        ["--data.split=[0.5, 0.2]: 3 values"],
+    ),
+    (
+        ["fit", f"--config={usage.CONFIGS / 'vit.yaml'}", "--model.attention_at=Local"],
+        2,
+        ["""--model.attention_at='{"0": "Local"}'"""],
+    ),
     (["fit", "TOY", "--model=Toyy"], 2, ["--model=Toyy", "Did you mean Toy?"]),
     (["test", "TOY"], 1, ["--ckpt_path"]),
 ]
