@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -114,6 +115,10 @@ def _state(process: int) -> str:
 
 
 def _children(process: int) -> list[int]:
-    every = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-    own = [other for other in every if _stat(other)[1:2] == [str(process)]]
-    return [child for child in own if b"LOCAL_RANK=1" in Path(f"/proc/{child}/environ").read_bytes()]
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and _stat(int(path.name))[1:2] == [str(process)]:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # gone by now
+                if b"LOCAL_RANK=1" in (path / "environ").read_bytes():
+                    found.append(int(path.name))
+    return found

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from experiments.training import console, costs, pictures, runs, samples, saved
 from experiments.training.cli import ExperimentCLI
 from experiments.training.module import Experiment
-from experiments.training.processes import started_by_another
+from experiments.training.processes import end_with_the_first, started_by_another
 from experiments.training.sharding import Sharded, load_whole
 from experiments.training.signals import Signals, Stopped, requeue
 from experiments.training.starting import explained
@@ -39,6 +39,8 @@ def fit(argv: list[str]) -> int:
     """
     console.quieten()
     console.speak()
+    if started_by_another():
+        end_with_the_first()
     cli = ExperimentCLI(argv, resume=True)
     started = time.monotonic()
     wandb = next((logger for logger in cli.trainer.loggers if isinstance(logger, WandbRows)), None)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -51,6 +54,21 @@ def sizes() -> tuple[int, int] | None:
 def started_by_another() -> bool:
     """Whether the first process of this run has started this one, and ends all where this one fails."""
     return rank_zero_only.rank > 0 and outside() is None
+
+
+def end_with_the_first() -> None:
+    """Let this process, started by the first one, not outlive it, even where it waits for the others to come."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(2)
+        # Where it was in an exchange it has noticed by itself, and says more.
+        time.sleep(10)
+        print("error: the first process of this run has gone, so this one ends.", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="first-process-watch").start()
 
 
 def decide(name: str, choose: Callable[[], str]) -> str:
