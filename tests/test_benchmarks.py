@@ -102,8 +102,8 @@ def test_a_bench_of_some_keeps_apart_what_was_measured_otherwise(tmp_path: Path)
         assert speed.measure(tmp_path, ["--only=Local", "--lengths=64", f"--rounds={count}"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["Local"]
     pieces = {path.name: json.loads(path.read_text()) for path in (tmp_path / "Local" / "pieces").iterdir()}
-    assert len(pieces["training-64-2.json"]["seconds"]["Local 257"]) == 2
-    assert len(pieces["decoding-64-3.json"]["seconds"]["Local 257"]) == 3
+    assert len(pieces["training-64-2-wall.json"]["seconds"]["Local 257"]) == 2
+    assert len(pieces["decoding-64-3-wall.json"]["seconds"]["Local 257"]) == 3
     result = json.loads((tmp_path / "Local" / "result.json").read_text())
     assert set(result["training"]) == {"Local 257", "Local 256 causal"}
     assert (tmp_path / "Local" / "speed.png").stat().st_size > 1000

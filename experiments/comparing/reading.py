@@ -166,7 +166,7 @@ def _read(folder: Path, say: Callable[[str], None]) -> Run | None:
             raise ValueError("metrics or model are missing")
         return Run(folder, results, config)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        say(f"{folder} is left out, for it cannot be read: {str(error).splitlines()[0]}")
+        say(f"left out, for it cannot be read: {folder}: {str(error).splitlines()[0]}")
         return None
 
 

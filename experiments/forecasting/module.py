@@ -213,12 +213,12 @@ class Forecaster(Experiment):
         attention = attention_figure(network, first)
         return figures if attention is None else {**figures, "attention": attention}
 
-    def sample_table(self, data: Any) -> Samples:
+    def sample_table(self, data: Any, count: int) -> Samples:
         """Forecasts of some windows, drawn, with their scaled errors."""
         assert self.facts is not None
         windows = data.windows("val")
         rows: list[list[Any]] = []
-        for number in spread_evenly(len(windows)):
+        for number in spread_evenly(len(windows), count):
             batch = data.transfer_batch_to_device(data.store.batch([int(windows[number])]), self.device, 0)
             forecast, quantiles, _ = self._network(batch["past"], batch["calendar"])
             error, known = forecast - batch["future"], batch["known"]

@@ -106,7 +106,7 @@ def fit(argv: list[str]) -> int:
         model = _alone(cli)
         cli.folder.write_results(results | costs.measure(model, cli.datamodule, cli.mechanism))
         files = pictures.save_pictures(model, cli.datamodule, cli.folder.figures)
-        table = samples.save_samples(model, cli.datamodule, cli.folder.path)
+        table = samples.save_samples(model, cli.datamodule, cli.options.samples, cli.folder.path)
         if wandb is not None:
             wandb.log_figures(files, cli.trainer.global_step)
             if table is not None:

@@ -105,8 +105,8 @@ class Experiment(pl.LightningModule):
         """Matplotlib figures of what was attended to in `batch`, by name; drawn when training has ended."""
         return {}
 
-    def sample_table(self, data: pl.LightningDataModule) -> Samples | None:
-        """What the model says of some fixed validation samples, see `samples.py`; made when training has ended."""
+    def sample_table(self, data: pl.LightningDataModule, count: int) -> Samples | None:
+        """What the model says of `count` fixed validation samples, see `samples.py`; made when training has ended."""
         return None
 
     def next_commands(self, checkpoint: str) -> list[str]:

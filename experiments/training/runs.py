@@ -33,6 +33,7 @@ class RunOptions:
         preset: folder inside it; the name of the config file where not given.
         name: words after the number; the mechanism and the seed where not given.
         wandb: log to Weights & Biases as well: offline, unless you are logged in.
+        samples: how many validation samples to show what the model says of; 0 for none.
         override_ckpt: with --ckpt_path, let the options given now win over those of the checkpoint.
     """
 
@@ -40,9 +41,12 @@ class RunOptions:
     preset: str | None = None
     name: str | None = None
     wandb: bool = True
+    samples: int = 8
     override_ckpt: bool = False
 
     def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ValueError(f"--run.samples is {self.samples}; expected 0 (none) or more.")
         object.__setattr__(self, "root", str(Path(self.root).expanduser()))
         for option in ("preset", "name"):
             value = getattr(self, option)

@@ -19,9 +19,6 @@ from experiments.training.writing import write_whole
 if TYPE_CHECKING:
     from experiments.training.module import Experiment
 
-COUNT = 8
-"""Rows of a table."""
-
 
 class Samples(NamedTuple):
     """A table of what was said.
@@ -35,7 +32,7 @@ class Samples(NamedTuple):
     rows: list[list[Any]]
 
 
-def spread_evenly(total: int, count: int = COUNT) -> list[int]:
+def spread_evenly(total: int, count: int) -> list[int]:
     """At most ``count`` of the numbers 0 to total - 1.
 
     Example:
@@ -46,19 +43,21 @@ def spread_evenly(total: int, count: int = COUNT) -> list[int]:
     return [number * total // count for number in range(count)]
 
 
-def save_samples(model: Experiment, data: pl.LightningDataModule, folder: Path) -> Samples | None:
+def save_samples(model: Experiment, data: pl.LightningDataModule, count: int, folder: Path) -> Samples | None:
     """Writes ``samples.csv`` into a run folder, with its pictures in ``figures/samples``.
 
     Args:
         model: in evaluation mode.
         data: set up.
+        count: rows of the table.
         folder: of the run.
 
     Returns:
-        The table, with the files of pictures as paths in ``folder``; None where the task has none.
+        The table, with the files of pictures as paths in ``folder``; None where the task has none, or no rows are asked
+        for.
     """
     with torch.no_grad():
-        table = model.sample_table(data)
+        table = model.sample_table(data, count) if count else None
     if table is None:
         return None
     rows = [

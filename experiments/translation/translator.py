@@ -217,10 +217,10 @@ class Translator(Experiment):
         assert isinstance(self.network, Transformer | Bahdanau) and self.facts is not None
         return exporting.texts(self.network, self.facts)
 
-    def sample_table(self, data: Any) -> Samples:
+    def sample_table(self, data: Any, count: int) -> Samples:
         """Translations of some lines beside their references, each with its soft alignment where there is one."""
         pairs, clear = data.pairs("val"), blind(self) is None
-        numbers = spread_evenly(len(pairs.source))
+        numbers = spread_evenly(len(pairs.source), count)
         lines = [pairs.source[number] for number in numbers]
         found = [row[0] for row in self.translate(lines)]
         pictures: list[Any] = []

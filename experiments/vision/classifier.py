@@ -145,11 +145,11 @@ class PictureClassifier(Experiment):
         probabilities = logits.softmax(-1)
         return probabilities if images.dim() == 4 else probabilities[0]
 
-    def sample_table(self, data: Any) -> Samples:
+    def sample_table(self, data: Any, count: int) -> Samples:
         """Some pictures with their labels and the classes that they were taken for."""
         assert self.facts is not None
         loader = data.val_dataloader()
-        numbers, classes = spread_evenly(len(loader.dataset)), self.facts["classes"]
+        numbers, classes = spread_evenly(len(loader.dataset), count), self.facts["classes"]
         batch = loader.collate_fn([loader.dataset[number] for number in numbers])
         best = self.predict(batch["image"]).topk(min(len(ANSWERS), len(classes)))
         rows: list[list[Any]] = []

@@ -21,7 +21,7 @@ from experiments.comparing.sweep import Outcome, time_left
 from experiments.training import console, costs
 from experiments.training.usage import CONFIGS
 
-SMALL = ["--model.dim=16", "--model.depth=1", "--run.wandb=false"]
+SMALL = ["--model.dim=16", "--model.depth=1", "--run.wandb=false", "--run.samples=0"]
 LOCAL = '{"class_path": "Local", "init_args": {"window": %d}}'
 SLOWER = ("forecaster", "listops", "translator", "translator-bahdanau")
 LEFT_OUT = {"translator": ["Strided"], "forecaster": ["Axial"]}

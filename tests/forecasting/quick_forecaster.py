@@ -2,6 +2,7 @@
 
 QUICK = [
     "--run.wandb=false",
+    "--run.samples=0",
     "--trainer.accelerator=cpu",
     "--data.lookback=24",
     "--data.horizon=6",

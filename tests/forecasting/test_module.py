@@ -158,7 +158,7 @@ def test_other_data_are_scaled_as_in_training(
 
 def test_pictures_of_a_forecast_and_of_attention(checkpoint: Path) -> None:
     figures = checkpoint.parents[1] / "figures"
-    assert {path.name for path in figures.iterdir()} == {"forecast.png", "attention.png"}
+    assert {path.name for path in figures.glob("*.png")} == {"forecast.png", "attention.png"}
 
 
 @pytest.mark.parametrize("levels", [[0.9, 0.1], [0.0, 0.5], [0.5, 0.5]])

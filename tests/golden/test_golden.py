@@ -19,7 +19,13 @@ TOLERANCE = 2e-3
 
 
 def first_losses(preset: str, root: Path) -> list[float]:
-    arguments = [f"--config={preset}", f"--trainer.max_steps={STEPS}", f"--run.root={root}", "--run.wandb=false"]
+    arguments = [
+        f"--config={preset}",
+        f"--trainer.max_steps={STEPS}",
+        f"--run.root={root}",
+        "--run.wandb=false",
+        "--run.samples=0",
+    ]
     arguments += [f"--trainer.limit_{part}_batches=1" for part in ("val", "test")]
     assert main(["fit", *arguments, "--trainer.accelerator=cpu"]) == 0
     (metrics,) = root.glob("*/*/metrics.csv")

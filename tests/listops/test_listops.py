@@ -71,7 +71,14 @@ def test_padding_never_moves_an_answer(attention: type) -> None:
 
 
 def test_a_run_keeps_the_row_and_its_checkpoint_answers(tmp_path: Path) -> None:
-    words = ["--config=listops", *SMALL, "--trainer.max_epochs=1", f"--run.root={tmp_path}", "--run.wandb=false"]
+    words = [
+        "--config=listops",
+        *SMALL,
+        "--trainer.max_epochs=1",
+        f"--run.root={tmp_path}",
+        "--run.wandb=false",
+        "--run.samples=0",
+    ]
     assert main(["fit", *words]) == 0
     (folder,) = tmp_path.glob("listops/*")
     from experiments.comparing.compare import notes
@@ -102,6 +109,19 @@ def test_a_run_keeps_the_row_and_its_checkpoint_answers(tmp_path: Path) -> None:
 def test_wrong_sizes_are_refused(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["fit", "--config=listops", *SMALL[:3], f"--run.root={tmp_path}", "--run.wandb=false", *options]) == 1
+    assert (
+        main(
+            [
+                "fit",
+                "--config=listops",
+                *SMALL[:3],
+                f"--run.root={tmp_path}",
+                "--run.wandb=false",
+                "--run.samples=0",
+                *options,
+            ]
+        )
+        == 1
+    )
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("listops/*"))

@@ -17,6 +17,9 @@ JOB = {"name": "transformer", "strategy": "fsdp2", "precision": "32-true"}
 PLACE = "transformer-fsdp2-32-true"
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spread")

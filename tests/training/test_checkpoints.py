@@ -37,6 +37,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_r07_a_killed_writer_leaves_the_last_good_file(tmp_path: Path) -> None:
     """R07, 38: at twenty moments of saving the newest checkpoint loads, and is of one piece; then a kill."""
     path = tmp_path / "last.ckpt"

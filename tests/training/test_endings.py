@@ -145,6 +145,7 @@ def complete(run: Run) -> int:
     return int(content["global_step"])
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_ends_both_and_one_goes_on(
     config: Path, start: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ SHORT = [
     "--trainer.limit_val_batches=1",
     "--trainer.limit_test_batches=1",
     "--run.wandb=false",
+    "--run.samples=0",
 ]
 
 

@@ -138,7 +138,13 @@ def test_a_run_without_an_end_is_refused(tmp_path: Path) -> None:
 
 def test_by_the_command_line(tmp_path: Path) -> None:
     """In the table of the run, beside the loss; in the checkpoint; and nothing is drawn where it is off."""
-    words = ["--config=vit", f"--run.root={tmp_path}", "--run.wandb=false", "--trainer.accelerator=cpu"]
+    words = [
+        "--config=vit",
+        f"--run.root={tmp_path}",
+        "--run.wandb=false",
+        "--run.samples=0",
+        "--trainer.accelerator=cpu",
+    ]
     words += ["--trainer.max_steps=10", "--model.depth=1", "--model.dim=16", "--data.batch_size=32"]
     options = ["--model.head_diversity=0.03", "--model.head_diversity_kind=cka"]
     assert main(["fit", *words, *options]) == 0
@@ -157,7 +163,13 @@ def test_by_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["translator", "translator-bahdanau", "translator-dates", "forecaster"])
 def test_in_every_experiment(preset: str, tmp_path: Path) -> None:
-    words = [f"--config={preset}", f"--run.root={tmp_path}", "--run.wandb=false", "--trainer.accelerator=cpu"]
+    words = [
+        f"--config={preset}",
+        f"--run.root={tmp_path}",
+        "--run.wandb=false",
+        "--run.samples=0",
+        "--trainer.accelerator=cpu",
+    ]
     words += ["--trainer.max_steps=3", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
     heads = ["--model.num_heads=4"]
     assert main(["fit", *words, *heads, "--model.head_diversity=0.03", "--model.head_diversity_kind=projected"]) == 0
@@ -169,7 +181,7 @@ def test_in_every_experiment(preset: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wrong_words_are_answered_in_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["fit", "--config=vit", f"--run.root={tmp_path}", "--run.wandb=false"]
+    words = ["fit", "--config=vit", f"--run.root={tmp_path}", "--run.wandb=false", "--run.samples=0"]
     assert main([*words, "--model.head_diversity=-1"]) == 1
     assert "head_diversity: the weight must be a number from 0 up, got -1" in capsys.readouterr().err
     assert main([*words, "--model.head_diversity_kind=projekted"]) == 2

@@ -35,7 +35,8 @@ def fit(preset: str, cases: Path, root: Path, *more: str, train: str = "clean") 
     ]
     return main([
         "fit", f"--config={preset}", *sets, "--data.tokens=words", "--data.joint=false", "--data.cache=null",
-        f"--run.root={root}", "--run.wandb=false", "--trainer.accelerator=cpu", "--trainer.max_epochs=2", *more,
+        f"--run.root={root}", "--run.wandb=false", "--run.samples=0", "--trainer.accelerator=cpu",
+        "--trainer.max_epochs=2", *more,
     ])  # fmt: skip
 
 
@@ -255,6 +256,7 @@ def test_a_word_that_a_parser_takes_for_something_else_is_text(
         assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error(checkpoint: Path, cases: Path) -> None:
     words = [sys.executable, "-m", "experiments", "translate", f"--ckpt={checkpoint}", "--beam=1"]
     with (cases / "clean.src").open("rb") as lines:

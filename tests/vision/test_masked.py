@@ -94,6 +94,7 @@ FEW = [
     "--data.num_workers=0",
     "--trainer.max_steps=2",
     "--run.wandb=false",
+    "--run.samples=0",
 ]
 FEW += ["--trainer.accelerator=cpu", "--trainer.precision=32", "--trainer.check_val_every_n_epoch=1"]
 

@@ -17,7 +17,14 @@ from experiments.training.optim import split_parameters
 from experiments.vision.network import Experts, PictureFacts, VisionTransformer
 
 DIGITS = PictureFacts(8, 8, 1, 10, mean=[0.3], std=[0.4])
-SMALL = ["--model.dim=16", "--model.depth=2", "--model.num_heads=2", "--run.wandb=false", "--trainer.accelerator=cpu"]
+SMALL = [
+    "--model.dim=16",
+    "--model.depth=2",
+    "--model.num_heads=2",
+    "--run.wandb=false",
+    "--run.samples=0",
+    "--trainer.accelerator=cpu",
+]
 
 
 def network(experts: Experts | None) -> VisionTransformer:
@@ -81,6 +88,12 @@ def test_the_preset_trains_and_its_checkpoint_is_made_of_plain_values(tmp_path: 
 
 def test_more_choices_than_experts_are_refused_in_few_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before anything is trained."""
-    words = ["--config=vit-moe", f"--run.root={tmp_path}", "--model.experts.top_k=5", "--run.wandb=false"]
+    words = [
+        "--config=vit-moe",
+        f"--run.root={tmp_path}",
+        "--model.experts.top_k=5",
+        "--run.wandb=false",
+        "--run.samples=0",
+    ]
     assert main(["fit", *words]) == 1
     assert "top_k must lie in 1..4, the number of experts; got 5" in capsys.readouterr().err

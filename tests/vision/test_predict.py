@@ -18,7 +18,14 @@ from experiments.vision import ImageClassifier
 from experiments.vision.drawing import attention_figures, block_maps, rollout
 from experiments.vision.network import PictureFacts, VisionTransformer
 
-SMALL = ["--model.dim=16", "--model.depth=2", "--model.num_heads=2", "--run.wandb=false", "--trainer.accelerator=cpu"]
+SMALL = [
+    "--model.dim=16",
+    "--model.depth=2",
+    "--model.num_heads=2",
+    "--run.wandb=false",
+    "--run.samples=0",
+    "--trainer.accelerator=cpu",
+]
 
 
 @pytest.fixture(scope="module")

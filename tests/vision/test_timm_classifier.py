@@ -129,7 +129,13 @@ def test_v10_a_checkpoint_with_other_classes_is_refused_or_gets_a_new_head(
     make_tree: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From the command line, through training and classification."""
-    few = ["--config=vit-finetune", f"--run.root={tmp_path}", "--run.wandb=false", "--trainer.accelerator=cpu"]
+    few = [
+        "--config=vit-finetune",
+        f"--run.root={tmp_path}",
+        "--run.wandb=false",
+        "--run.samples=0",
+        "--trainer.accelerator=cpu",
+    ]
     few += ["--model.name=test_vit", "--model.weights=random", "--data.image_size=32", "--data.num_workers=0"]
     few += ["--data.batch_size=4", "--trainer.max_steps=2", "--model.optim.warmup_steps=1"]
     root = make_tree({"train/a": 6, "train/b": 6, "val/a": 2, "val/b": 2})

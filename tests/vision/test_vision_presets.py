@@ -33,7 +33,14 @@ PLAIN = ("rgb_64.png", "grey_64.png", "rgba_hidden_colour.png", "grey_alpha.png"
 def options_of(preset: str, *further: str) -> list[str]:
     """A run of the preset as short as can be: narrow, one block, one step."""
     content = yaml.safe_load((CONFIGS / f"{preset}.yaml").read_text(encoding="utf-8"))
-    words = ["fit", f"--config={preset}", "--run.wandb=false", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+    words = [
+        "fit",
+        f"--config={preset}",
+        "--run.wandb=false",
+        "--run.samples=0",
+        "--trainer.accelerator=cpu",
+        "--trainer.max_epochs=1",
+    ]
     words += ["--data.num_workers=0", "--data.batch_size=5", "--trainer.check_val_every_n_epoch=1"]
     words += [f"--data.image_size={SIZE}", "--data.channels=3"]
     if content["model"]["class_path"].endswith("TimmClassifier"):
