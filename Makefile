@@ -59,7 +59,7 @@ test-slow: $(READY) ## the tests that take longer
 	$(BIN)/python -m pytest -m slow
 
 golden: $(READY) ## measure the first losses of each experiment anew (read the difference before you commit it)
-	$(BIN)/python -m pytest tests/golden --rewrite-golden
+	$(BIN)/python -m pytest tests/golden -m "slow or not slow" --rewrite-golden
 
 check: $(READY) ## format, lint, spelling, types, generated docs, who imports whom
 	$(BIN)/ruff format --check .

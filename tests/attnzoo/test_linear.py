@@ -668,6 +668,7 @@ def test_g6_causal_at_4096_under_a_stated_bound(name: str, random_qkv: Draw) -> 
     assert held <= 2 * bound
 
 
+@pytest.mark.slow
 def test_one_graph_over_many_chunks(monkeypatch: pytest.MonkeyPatch, random_qkv: Draw) -> None:
     """A15: three chunks, with gradients, under a compiler that takes the second T for a symbol."""
     monkeypatch.setattr("attnzoo.kernels.prefix.CHUNK", 4)

@@ -33,7 +33,13 @@ def first_losses(preset: str, root: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
 
 
-@pytest.mark.parametrize("preset", embedded_presets())
+SLOW = {"translator-dates"}
+"""Its dates take ten times as long to write as the steps take."""
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in embedded_presets()]
+)
 def test_the_first_losses_are_those_on_record(preset: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     losses = first_losses(preset, tmp_path)
     assert len(losses) == STEPS
