@@ -6,10 +6,8 @@ ATTNZOO_DATA names the folder that holds `forecasting/ett`. The lookback is 512 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +24,12 @@ SHOWN = ("mse", "mse_ridge", "mae", "mae_ridge", "share")
 
 def measure(folder: Path, arguments: list[str]) -> int:
     """Trains what is not done yet, for at most --minutes, and prints what is done."""
-    parser = argparse.ArgumentParser(prog="make reproduce FIGURE=ett", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=150.0, help="of training in this call; the next one goes on")
-    parser.add_argument("--only", default=",".join(SETS), help=f"some of {','.join(SETS)}")
-    options = parser.parse_args(arguments)
-    names = options.only.split(",")
-    if unknown := set(names) - set(SETS):
-        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
-    end = time.monotonic() + 60 * options.minutes
+    names, minutes_left = runs.asked("ett", __doc__, SETS, arguments)
     # Seeds outside, so that each call leaves whole rows of one seed.
     for seed, name, horizon in ((s, n, h) for s in SEEDS for n in names for h in HORIZONS):
         piece = folder / f"{name}-{horizon}-{seed}"
         words = [f"--data.horizon={horizon}", f"--data.lookback={FIXED}", f"--seed_everything={seed}"]
-        left = (end - time.monotonic()) / 60
-        done = runs.train(f"forecaster-{name.lower()}", piece, words, minutes=max(left, 0))
+        done = runs.train(f"forecaster-{name.lower()}", piece, words, minutes=minutes_left())
         if done is None:
             break
         figures = {key: done["metrics"][f"test/{key}"] for key in SHOWN}

@@ -5,9 +5,7 @@ ATTNZOO_DATA names the folder that holds `multi30k`.
 
 from __future__ import annotations
 
-import argparse
 import json
-import time
 from pathlib import Path
 
 from rich import print as show
@@ -33,17 +31,10 @@ TESTS = {"test2016": "test_2016_flickr", "test2017": "test_2017_flickr", "MSCOCO
 
 def measure(folder: Path, arguments: list[str]) -> int:
     """Trains what is not done yet, for at most --minutes, and prints what is done."""
-    parser = argparse.ArgumentParser(prog="make reproduce FIGURE=multi30k", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=150.0, help="of training in this call; the next one goes on")
-    parser.add_argument("--only", default=",".join(RUNS), help=f"some of {','.join(RUNS)}")
-    options = parser.parse_args(arguments)
-    names = options.only.split(",")
-    if unknown := set(names) - set(RUNS):
-        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
-    end = time.monotonic() + 60 * options.minutes
+    names, minutes_left = runs.asked("multi30k", __doc__, RUNS, arguments)
     for name in names:
         preset, further = RUNS[name]
-        done = runs.train(preset, folder / name, further, minutes=max((end - time.monotonic()) / 60, 0))
+        done = runs.train(preset, folder / name, further, minutes=minutes_left())
         if done is None:
             break
         piece = folder / name / "tested.json"

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+
+def asked(
+    figure: str, description: str | None, choices: Iterable[str], arguments: list[str]
+) -> tuple[list[str], Callable[[], float]]:
+    """What a job of several runs is asked for: some of its choices, and the minutes of training that are left."""
+    parser = argparse.ArgumentParser(prog=f"make reproduce FIGURE={figure}", description=description)
+    parser.add_argument("--minutes", type=float, default=150.0, help="of training in this call; the next one goes on")
+    parser.add_argument("--only", default=",".join(choices), help=f"some of {','.join(choices)}")
+    options = parser.parse_args(arguments)
+    names = options.only.split(",")
+    if unknown := set(names) - set(choices):
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
+    end = time.monotonic() + 60 * options.minutes
+    return names, lambda: max((end - time.monotonic()) / 60, 0)
 
 
 def train(preset: str, root: Path, options: list[str], *, minutes: float | None = None) -> dict[str, Any] | None:

@@ -15,6 +15,8 @@
 | rope_2d      | Rotary2D           | q and k, rows and columns   | yes        | no      |
 | swin         | SwinBias           | the scores, by row and column | the grid | yes     |
 
+``added`` and ``inside`` make those of the first eight names.
+
 A place is counted among the real tokens of a row (``Mask.positions``), so padding on either side changes
 nothing; what acts by offset counts slots, which is the same unless padding stands between real tokens. Angles and
 penalties are made in float32 whatever the model's precision, on the fly: nothing computed is saved.
@@ -26,6 +28,7 @@ each head and offset) or another kind of ``ScoreTerms``.
 from attnzoo.positions.absolute import Learned, Learned2D, Sinusoidal, Sinusoidal2D, sinusoids
 from attnzoo.positions.grid import SwinBias
 from attnzoo.positions.inside import ScoreTerms, Turning, check_places
+from attnzoo.positions.names import PositionName, added, inside
 from attnzoo.positions.relative import Alibi, Relative, RelativeBias, T5Bias
 from attnzoo.positions.rotary import Rotary, Rotary2D, halves_to_neighbours
 from attnzoo.positions.shaw import Shaw
@@ -34,6 +37,7 @@ __all__ = [
     "Alibi",
     "Learned",
     "Learned2D",
+    "PositionName",
     "Relative",
     "RelativeBias",
     "Rotary",
@@ -45,7 +49,9 @@ __all__ = [
     "SwinBias",
     "T5Bias",
     "Turning",
+    "added",
     "check_places",
     "halves_to_neighbours",
+    "inside",
     "sinusoids",
 ]

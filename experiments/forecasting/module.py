@@ -13,10 +13,11 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from attnzoo import DiversityKind, Mechanism, Softmax
+from attnzoo.positions import PositionName
 from experiments.forecasting.data import SeriesData
 from experiments.forecasting.drawing import attention_figure, forecast_figure
 from experiments.forecasting.network import Base, Branch, ForecastNetwork, InstanceNorm
-from experiments.forecasting.patches import PositionName, Tokens
+from experiments.forecasting.patches import Tokens
 from experiments.forecasting.scores import MODEL, BranchShare, Scores, pinball
 from experiments.forecasting.windows import Scaler
 from experiments.training.module import Experiment, Stage, Step

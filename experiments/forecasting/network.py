@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from attnzoo import DiversityKind, HeadDiversity, Softmax
+from attnzoo.positions import PositionName
 from experiments.forecasting.baselines import Baselines, DLinear
-from experiments.forecasting.patches import Attention, PatchTransformer, PositionName, Tokens
+from experiments.forecasting.patches import Attention, PatchTransformer, Tokens
 
 InstanceNorm = Literal["mean_std", "mean", "last", "none"]
 Base = Literal["ridge", "seasonal", "last", "none"]

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from attnzoo import EncoderBlock, HeadDiversity, Mechanism
-from attnzoo.positions import Alibi, Learned, RelativeBias, Rotary, ScoreTerms, Shaw, Sinusoidal, T5Bias, Turning
+from attnzoo.positions import PositionName, added, inside
 
 Attention = Callable[[int, int], Mechanism]
-PositionName = Literal["none", "sinusoidal", "learned", "rope", "rope_halves", "alibi", "t5", "offset", "shaw"]
 Tokens = Literal["patch", "mixed", "channel"]
 
 CALENDAR_RANK = 16
@@ -74,14 +73,14 @@ class PatchTransformer(nn.Module):
         count = columns if tokens == "channel" else patches
         width = {"patch": patch_size, "mixed": patch_size * columns, "channel": lookback}[tokens]
         self.embed = nn.Linear(width, dim)
-        self.position = _added(position, dim, count)
+        self.position = added(position, dim, count)
         self.turns = position in ("rope", "rope_halves")
         others = _by_layer(attention_at or {}, depth)
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 dim, num_heads, others.get(layer, attention),
                 hidden_dim=2 * dim if hidden_dim is None else hidden_dim, dropout=dropout, causal=False,
-                position=_inside(position, num_heads, dim // num_heads),
+                position=inside(position, num_heads, dim // num_heads),
                 max_len=count, grid=(count,), prefix_tokens=0, layer=layer, head_diversity=head_diversity,
             )
             for layer in range(depth)
@@ -127,26 +126,6 @@ class PatchTransformer(nn.Module):
         past = torch.cat([past[..., :1].expand(*past.shape[:2], self.front), past], dim=-1)
         patches = past.unfold(-1, self.patch_size, self.step)  # [B, C, N, P]
         return patches.flatten(0, 1) if self.tokens == "patch" else patches.transpose(1, 2).flatten(2)
-
-
-def _added(name: PositionName, dim: int, count: int) -> nn.Module | None:
-    """The encoding that is added to the embeddings, if this name is one."""
-    if name == "sinusoidal":
-        return Sinusoidal(dim)
-    return Learned(dim, count) if name == "learned" else None
-
-
-def _inside(name: PositionName, num_heads: int, head_dim: int) -> Turning | ScoreTerms | None:
-    """The encoding that acts inside the attention, if this name is one."""
-    if name in ("rope", "rope_halves"):
-        return Rotary(head_dim, layout="neighbours" if name == "rope" else "halves")
-    if name == "alibi":
-        return Alibi(num_heads)
-    if name == "t5":
-        return T5Bias(num_heads, bidirectional=True)
-    if name == "shaw":
-        return Shaw(head_dim)
-    return RelativeBias(num_heads) if name == "offset" else None
 
 
 def _by_layer(attention_at: Mapping[str, Attention], depth: int) -> dict[int, Attention]:

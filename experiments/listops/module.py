@@ -11,8 +11,9 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from attnzoo import Mechanism, Softmax
+from attnzoo.positions import PositionName
 from experiments.listops.expressions import encode
-from experiments.listops.network import ListOpsEncoder, PositionName
+from experiments.listops.network import ListOpsEncoder
 from experiments.training.losses import cross_entropy_sum
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
@@ -35,7 +36,8 @@ class ListOpsClassifier(Experiment):
 
     Args:
         attention: mechanism of every block: a class name, with its options behind a dot.
-        position: none, learned (added to the embeddings) or rope (inside the attention).
+        position: none; added to the embeddings: sinusoidal, learned; inside the attention: rope, rope_halves, alibi,
+            t5, offset, shaw.
         dim: width of the model.
         depth: how many blocks.
         num_heads: heads of each block; must divide dim.

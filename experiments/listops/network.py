@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from attnzoo import EncoderBlock, Mask, Mechanism
-from attnzoo.positions import Learned, Rotary
-
-PositionName = Literal["none", "learned", "rope"]
+from attnzoo.positions import PositionName, added, inside
 
 
 class ListOpsEncoder(nn.Module):
@@ -29,7 +27,7 @@ class ListOpsEncoder(nn.Module):
         classes: how many answers.
         max_length: the longest expression.
         attention: factory of the mechanism in every block.
-        position: none, learned (added) or rope (inside the attention).
+        position: name of the position encoding, see ``attnzoo.positions``.
         dim: E.
         depth: how many blocks.
         num_heads: heads, a divisor of E.
@@ -65,13 +63,13 @@ class ListOpsEncoder(nn.Module):
         self.embed = nn.Embedding(symbols, dim)
         # As small as learned positions begin, which would not be heard beside the default of 1.
         nn.init.trunc_normal_(self.embed.weight, std=0.02)
-        self.position = Learned(dim, max_length) if position == "learned" else None
+        self.position = added(position, dim, max_length)
         # Rows for mechanisms that go along axes, as near to a square as divides the length.
         row = next(size for size in range(math.isqrt(max_length), 0, -1) if max_length % size == 0)
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 dim, num_heads, attention, hidden_dim=2 * dim if hidden_dim is None else hidden_dim, dropout=dropout,
-                causal=False, position=Rotary(dim // num_heads) if position == "rope" else None,
+                causal=False, position=inside(position, num_heads, dim // num_heads),
                 max_len=max_length, grid=(row, max_length // row), prefix_tokens=0, layer=layer,
             )
             for layer in range(depth)

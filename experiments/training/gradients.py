@@ -24,6 +24,8 @@ class AccumulatedLoss:
         self._aux: Tensor | float | None = None
         self._plain: Tensor | float | None = None
         self._count: Tensor | int = 0
+        self._means: dict[str, float] | None = None
+        self._norm: Tensor | None = None
 
     def add(
         self, trainer: pl.Trainer, loss_sum: Tensor, count: Tensor, aux: Tensor | None, plain: Tensor | None = None
@@ -55,7 +57,12 @@ class AccumulatedLoss:
         return self._unit * trainer.accumulate_grad_batches * trainer.world_size / count.clamp(min=1)
 
     def means(self, trainer: pl.Trainer) -> dict[str, float]:
-        """`train/loss`, and `train/aux` and `train/nll` where there are such, per sample or token of the step."""
+        """`train/loss`, and `train/aux` and `train/nll` where there are such, per sample or token of the step.
+
+        Asked for when all batches have been added; the processes exchange them once.
+        """
+        if self._means is not None:
+            return self._means
         parts = {"train/loss": self._loss, "train/aux": self._aux, "train/nll": self._plain}
         known = {name: part for name, part in parts.items() if part is not None}
         exact = torch.float32 if self._unit is None else self._unit.dtype
@@ -64,7 +71,14 @@ class AccumulatedLoss:
         if trainer.world_size > 1:
             total = trainer.strategy.reduce(total, reduce_op="sum")
         count, *sums = total.tolist()
-        return {name: value / max(count, 1) for name, value in zip(known, sums, strict=True)}
+        self._means = {name: value / max(count, 1) for name, value in zip(known, sums, strict=True)}
+        return self._means
+
+    def norm(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Euclidean norm of the gradients that Lightning has accumulated, before `correction`; measured once."""
+        if self._norm is None:
+            self._norm = norm(true_gradients(optimizer, 1.0))
+        return self._norm
 
 
 def true_gradients(optimizer: torch.optim.Optimizer, correction: Tensor | float) -> list[torch.nn.Parameter]:

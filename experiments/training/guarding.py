@@ -77,11 +77,10 @@ class StepGuard(pl.Callback):
         assert isinstance(pl_module, Experiment)
         if self.options.policy == "stop" and self.options.spike is None and not pl_module.logs_this_step():
             return
-        loss = pl_module.step_means()["train/loss"]
-        parameters = gradients.true_gradients(optimizer, 1.0)
+        loss = pl_module.accumulated.means(trainer)["train/loss"]
         # A scaler of half precision leaves steps out by itself, until it has found its factor.
         scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        norm = 0.0 if scaled else float(gradients.norm(parameters))
+        norm = 0.0 if scaled else float(pl_module.accumulated.norm(optimizer))
         usual = statistics.median(self._losses) if len(self._losses) >= LEAST else math.inf
         exploded = self.options.spike is not None and loss > self.options.spike * usual
         if math.isfinite(loss) and math.isfinite(norm) and not exploded:
@@ -93,7 +92,7 @@ class StepGuard(pl.Callback):
         if self.options.policy == "stop" or self._faults > self.options.limit:
             raise ValueError(f"{said}\n{self._advice(trainer)}")
         log.warning("%s It is left out (%d of at most %d).", said, self._faults, self.options.limit)
-        for parameter in parameters:
+        for parameter in gradients.true_gradients(optimizer, 1.0):
             parameter.grad = None
         if self.options.policy == "roll_back":
             self._go_back(trainer, pl_module, optimizer)

@@ -60,6 +60,7 @@ class Experiment(pl.LightningModule):
         unit: what `Step.count` counts, for messages and throughput.
         network: the network, None until `configure_model`.
         facts: what the data said, None until known.
+        accumulated: losses and gradients of the batches of the step that is being made.
         remarks: plain values that belong to the test figures, such as what a score was computed by.
     """
 
@@ -75,8 +76,7 @@ class Experiment(pl.LightningModule):
         self.facts: dict[str, Any] | None = None
         self.remarks: dict[str, Any] = {}
         self.evaluation = nn.ModuleDict()
-        self._accumulated = gradients.AccumulatedLoss()
-        self._means: dict[str, float] | None = None
+        self.accumulated = gradients.AccumulatedLoss()
         self._row: dict[str, Any] = {}
 
     # What a task writes.
@@ -172,7 +172,7 @@ class Experiment(pl.LightningModule):
         """Mean loss of the batch, aux included."""
         step = self.step(batch, "train")
         count = torch.as_tensor(step.count, device=step.loss_sum.device)
-        loss = self._accumulated.add(self.trainer, step.loss_sum, count, step.aux, step.plain_sum)
+        loss = self.accumulated.add(self.trainer, step.loss_sum, count, step.aux, step.plain_sum)
         return {"loss": loss, "count": count}
 
     def configure_gradient_clipping(
@@ -182,11 +182,12 @@ class Experiment(pl.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Exact mean over the accumulated batches, norm, clipping; Lightning has unscaled the gradients."""
-        parameters = gradients.true_gradients(optimizer, self._accumulated.correction(self.trainer))
-        before = gradients.norm(parameters)
+        correction, logs = self.accumulated.correction(self.trainer), self.logs_this_step()
+        before = float(self.accumulated.norm(optimizer) * correction) if logs else 0.0
+        parameters = gradients.true_gradients(optimizer, correction)
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        if self.logs_this_step():
-            self._row = {"lr": optimizer.param_groups[0]["lr"], "grad_norm": float(before)}
+        if logs:
+            self._row = {"lr": optimizer.param_groups[0]["lr"], "grad_norm": before}
             if gradient_clip_val:
                 self._row["grad_norm_clipped"] = float(gradients.norm(parameters))
 
@@ -198,17 +199,11 @@ class Experiment(pl.LightningModule):
             if hasattr(module, "after_step"):
                 module.after_step(done)
         if self.logs_this_step():
-            means = self.step_means()
+            means = self.accumulated.means(self.trainer)
             self.log("train/loss", means["train/loss"], prog_bar=True, logger=False)
             row = {**means, **self._row}.items()
             self.write({name: value for name, value in row if math.isfinite(value)}, step=done)
-        self._accumulated, self._means = gradients.AccumulatedLoss(), None
-
-    def step_means(self) -> dict[str, float]:
-        """`train/loss` and the like of the step that is being made, over its batches and all processes."""
-        if self._means is None:
-            self._means = self._accumulated.means(self.trainer)
-        return self._means
+        self.accumulated = gradients.AccumulatedLoss()
 
     def logs_this_step(self) -> bool:
         """Whether the step that is being made has a row in the logs."""

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from attnzoo import Additive, DiversityKind, Mechanism, Softmax
+from attnzoo.positions import PositionName
 from experiments.training.module import Stage
 from experiments.training.optim import Optim
 from experiments.translation.bahdanau import Bahdanau
 from experiments.translation.scores import BleuTokenizer
 from experiments.translation.search import Decoding
-from experiments.translation.transformer import PositionName, Transformer
+from experiments.translation.transformer import Transformer
 from experiments.translation.translator import Primary, Translator
 
 

@@ -11,30 +11,18 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from attnzoo import DecoderBlock, DiversityKind, EncoderBlock, HeadDiversity, Mask, Softmax, reorder
-from attnzoo.positions import (
-    Alibi,
-    Learned,
-    RelativeBias,
-    Rotary,
-    ScoreTerms,
-    Shaw,
-    Sinusoidal,
-    T5Bias,
-    Turning,
-)
+from attnzoo import DecoderBlock, DiversityKind, EncoderBlock, HeadDiversity, Mask, Softmax, positions, reorder
+from attnzoo.positions import PositionName
 from experiments.translation import sites
 from experiments.translation.embedding import WordEmbedding, Words, real
 from experiments.translation.output_loss import Loss
 from experiments.translation.sharing import Sources
 from experiments.translation.sites import Attention
-
-PositionName = Literal["none", "sinusoidal", "learned", "rope", "rope_halves", "alibi", "t5", "offset", "shaw"]
 
 
 class TransformerState(NamedTuple):
@@ -135,7 +123,7 @@ class Transformer(nn.Module):
         )
         self.max_len = max_len
         self.words = WordEmbedding(words, dim, tied=tied)
-        self.encoder_position, self.decoder_position = (_added(position, dim, max_len) for _ in range(2))
+        self.encoder_position, self.decoder_position = (positions.added(position, dim, max_len) for _ in range(2))
         self.turns = position in ("rope", "rope_halves")
         self.dropout = nn.Dropout(dropout)
         inside = {"num_heads": num_heads, "head_dim": dim // num_heads}
@@ -158,7 +146,7 @@ class Transformer(nn.Module):
                     num_heads,
                     chosen["encoder"][layer],
                     causal=False,
-                    position=_inside(position, causal=False, **inside),
+                    position=positions.inside(position, **inside),
                     grid=(-(-max_len // columns), columns),
                     layer=layer,
                     **block,
@@ -175,7 +163,7 @@ class Transformer(nn.Module):
                     num_heads,
                     chosen["decoder"][layer],
                     sites.with_length(chosen["cross"][layer], max_len),
-                    position=_inside(position, causal=True, **inside),
+                    position=positions.inside(position, **inside, causal=True),
                     layer=layer,
                     **block,
                 ),
@@ -273,23 +261,3 @@ class Transformer(nn.Module):
 
     def _embed(self, x: Tensor, position: nn.Module | None, places: Tensor) -> Tensor:
         return self.dropout(x if position is None else x + position(places).to(x.dtype))
-
-
-def _added(name: PositionName, dim: int, max_len: int) -> nn.Module | None:
-    """The encoding that is added to the embeddings, if this name is one."""
-    if name == "learned":
-        return Learned(dim, max_len)
-    return Sinusoidal(dim) if name == "sinusoidal" else None
-
-
-def _inside(name: PositionName, num_heads: int, head_dim: int, causal: bool) -> Turning | ScoreTerms | None:
-    """The encoding that acts inside self-attention, if this name is one."""
-    if name in ("rope", "rope_halves"):
-        return Rotary(head_dim, layout="neighbours" if name == "rope" else "halves")
-    if name == "alibi":
-        return Alibi(num_heads)
-    if name == "t5":
-        return T5Bias(num_heads, bidirectional=not causal)
-    if name == "shaw":
-        return Shaw(head_dim)
-    return RelativeBias(num_heads) if name == "offset" else None

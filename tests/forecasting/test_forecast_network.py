@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from attnzoo import Local, Softmax
+from attnzoo.positions import PositionName
 from experiments.forecasting.network import ForecastNetwork, InstanceNorm, normaliser
-from experiments.forecasting.patches import PositionName, Tokens
+from experiments.forecasting.patches import Tokens
 from experiments.training.optim import split_parameters
 
 SIZES: dict[str, Any] = {

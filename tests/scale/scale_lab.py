@@ -115,7 +115,7 @@ class Losses(pl.Callback):
         self.values: list[float] = []
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
-        self.values.append(pl_module.step_means()["train/loss"])
+        self.values.append(pl_module.accumulated.means(trainer)["train/loss"])
 
 
 def run(

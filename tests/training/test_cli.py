@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import yaml
+from training_toys import fit, folders
 
 from experiments.__main__ import main
 from experiments.training import saved
@@ -24,32 +24,13 @@ from experiments.training.specs import describe
 HERE = Path(__file__).parent
 
 
-class SignalAt(pl.Callback):
-    """Sends a signal to this process in optimiser step `step`."""
-
-    def __init__(self, step: int, number: int = 15) -> None:
-        self.step, self.number = step, number
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), self.number)
-
-
-def fit(config: Path, *words: str) -> int:
-    return main(["fit", f"--config={config}", f"--run.root={config.parent / 'runs'}", "--run.wandb=false", *words])
-
-
-def folders(config: Path) -> list[Path]:
-    return sorted((config.parent / "runs" / "toy").iterdir())
-
-
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
 
 
 def stop_in_step(config: Path, step: int) -> Path:
-    status = fit(config, "--trainer.callbacks+=test_cli.SignalAt", f"--trainer.callbacks.step={step}")
+    status = fit(config, "--trainer.callbacks+=training_toys.SignalAt", f"--trainer.callbacks.step={step}")
     assert status == 128 + signal.SIGTERM
     (folder,) = folders(config)
     # The run is to be taken up without the callback that stopped it.
@@ -133,7 +114,7 @@ def test_r12_a_resumed_run_is_one_rising_file(config: Path) -> None:
     found, wanted = rows(folder), rows(folders(whole)[0])
     assert [int(row["step"]) for row in found] == list(range(1, 21))
     for one, other in zip(found, wanted, strict=True):
-        measured = [name for name in one if not name.startswith("throughput")]
+        measured = [name for name in one if not name.startswith(("throughput", "memory"))]
         assert {name: one[name] for name in measured} == {name: other[name] for name in measured}
     results = [json.loads((f / "results.json").read_text()) for f in (folder, folders(whole)[0])]
     assert results[0]["metrics"] == results[1]["metrics"]
@@ -270,7 +251,7 @@ def test_a_loss_that_is_no_number_ends_the_run_with_a_hint(config: Path, capsys:
 
 def test_ctrl_c_saves_and_ends_with_its_status(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SIGINT as SIGTERM: the step is finished, saved, and the run goes on from it."""
-    words = ["--trainer.callbacks+=test_cli.SignalAt", "--trainer.callbacks.step=3"]
+    words = ["--trainer.callbacks+=training_toys.SignalAt", "--trainer.callbacks.step=3"]
     assert fit(config, *words, f"--trainer.callbacks.number={int(signal.SIGINT)}") == 128 + signal.SIGINT
     assert "go on with" in capsys.readouterr().err
     assert saved.read(folders(config)[0] / "checkpoints" / "last.ckpt")["global_step"] == 3

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
-from training_toys import Toy, ToyData, trainer
+from training_toys import SignalAt, Toy, ToyData, trainer
 
 import experiments
 from attnzoo import DiversityKind, EncoderBlock, HeadDiversity
@@ -64,17 +62,6 @@ class Diverse(Toy):
     def write(self, values: dict[str, float], step: int | None = None) -> None:
         at = self.trainer.global_step if step is None else step
         self.rows.setdefault(at, {}).update(values)
-
-
-class SignalAt(pl.Callback):
-    """Sends SIGTERM to this process in optimiser step `step`."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run(folder: Path, *callbacks: pl.Callback, resume: Path | None = None, seed: int = 0, **options: Any) -> Diverse:

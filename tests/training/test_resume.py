@@ -12,22 +12,11 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from training_toys import Toy, ToyData, trainer
+from training_toys import SignalAt, Toy, ToyData, trainer
 
 from experiments.training import saved
 from experiments.training.checkpoints import BestAndLast, Stopped
 from experiments.training.ema import Ema, EmaWeights
-
-
-class SignalAt(pl.Callback):
-    """Sends SIGTERM to this process in optimiser step `step`."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 class CopyBest(pl.Callback):

@@ -19,7 +19,7 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
-from training_toys import Rows, Toy, ToyData
+from training_toys import Rows, Toy, ToyData, fit, folders
 
 from experiments.__main__ import main
 from experiments.training import saved
@@ -28,27 +28,8 @@ from experiments.training.signals import requeue
 from experiments.training.starting import explained
 
 
-class SignalAt(pl.Callback):
-    """Sends a signal to this process in optimiser step `step`."""
-
-    def __init__(self, step: int, number: int = 15) -> None:
-        self.step, self.number = step, number
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            os.kill(os.getpid(), self.number)
-
-
-def fit(config: Path, *words: str) -> int:
-    return main(["fit", f"--config={config}", f"--run.root={config.parent / 'runs'}", "--run.wandb=false", *words])
-
-
-def folders(config: Path) -> list[Path]:
-    return sorted((config.parent / "runs" / "toy").iterdir())
-
-
 def stop_in_step(config: Path, step: int, number: int = signal.SIGTERM, *words: str) -> Path:
-    callback = ["--trainer.callbacks+=test_survival.SignalAt", f"--trainer.callbacks.step={step}"]
+    callback = ["--trainer.callbacks+=training_toys.SignalAt", f"--trainer.callbacks.step={step}"]
     assert fit(config, *callback, f"--trainer.callbacks.number={int(number)}", *words) == 128 + number
     folder = folders(config)[-1]
     # The run is to be taken up without the callback that stopped it.

@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from training_toys import fit
 
 from experiments.__main__ import COMMANDS, main
 from experiments.training import usage
-
-
-def fit(config: Path, *words: str) -> int:
-    return main(["fit", f"--config={config}", f"--run.root={config.parent / 'runs'}", "--run.wandb=false", *words])
-
 
 WRONG: list[tuple[list[str], int, list[str]]] = [
     (["fitt"], 2, ["'fitt'", "Did you mean fit?"]),

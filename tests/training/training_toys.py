@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanAbsoluteError, Metric
 
 from attnzoo import Mechanism, MultiheadAttention, Softmax
+from experiments.__main__ import main
 from experiments.training.checkpoints import BestAndLast, WholeFiles
 from experiments.training.losses import cross_entropy_sum
 from experiments.training.module import Experiment, Stage, Step
@@ -147,3 +149,24 @@ def trainer(folder: Path, callbacks: list[pl.Callback] | None = None, **options:
         "plugins": [WholeFiles()],
     } | options
     return pl.Trainer(callbacks=[*[c for c in callbacks or [] if c is not keeper], keeper], **options)
+
+
+class SignalAt(pl.Callback):
+    """Sends a signal to this process in optimiser step `step`."""
+
+    def __init__(self, step: int, number: int = 15) -> None:
+        self.step, self.number = step, number
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), self.number)
+
+
+def fit(config: Path, *words: str) -> int:
+    """The exit status of `fit` with a config, its runs in a folder beside it."""
+    return main(["fit", f"--config={config}", f"--run.root={config.parent / 'runs'}", "--run.wandb=false", *words])
+
+
+def folders(config: Path) -> list[Path]:
+    """Folders of the runs that `fit` has made."""
+    return sorted((config.parent / "runs" / "toy").iterdir())

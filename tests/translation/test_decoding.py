@@ -10,10 +10,10 @@ from networks import KINDS, bahdanau, network, sources, steps, trained, transfor
 from torch import Tensor
 
 from attnzoo import CATALOGUE
+from attnzoo.positions import PositionName
 from experiments.translation.beam import Hypothesis
 from experiments.translation.sites import NEEDS
 from experiments.translation.tokens import BOS, EOS
-from experiments.translation.transformer import PositionName
 
 STREAMING = [n for n, c in CATALOGUE.items() if all(getattr(c.traits, trait) for trait in NEEDS["decoder"])]
 CROSSING = [n for n, c in CATALOGUE.items() if all(getattr(c.traits, trait) for trait in NEEDS["cross"])]

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnzoo import CATALOGUE, AdaptiveSpan, Additive, Axial, Linear, Linformer, Local, Mechanism, Nystrom, Softmax
+from attnzoo.positions import PositionName
 from experiments.translation.embedding import Words
 from experiments.translation.sites import NEEDS
 from experiments.translation.tokens import BOS, EOS, PAD
-from experiments.translation.transformer import PositionName, Transformer
+from experiments.translation.transformer import Transformer
 
 APART = Words(24, 19, joint=False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick_vit import SMALL
 
 import experiments
 from attnzoo import FeedForward
@@ -17,14 +18,6 @@ from experiments.training.optim import split_parameters
 from experiments.vision.network import Experts, PictureFacts, VisionTransformer
 
 DIGITS = PictureFacts(8, 8, 1, 10, mean=[0.3], std=[0.4])
-SMALL = [
-    "--model.dim=16",
-    "--model.depth=2",
-    "--model.num_heads=2",
-    "--run.wandb=false",
-    "--run.samples=0",
-    "--trainer.accelerator=cpu",
-]
 
 
 def network(experts: Experts | None) -> VisionTransformer:

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
+from quick_vit import SMALL
 
 import experiments
 from attnzoo import Softmax
@@ -17,15 +18,6 @@ from experiments.__main__ import main
 from experiments.vision import ImageClassifier
 from experiments.vision.drawing import attention_figures, block_maps, rollout
 from experiments.vision.network import PictureFacts, VisionTransformer
-
-SMALL = [
-    "--model.dim=16",
-    "--model.depth=2",
-    "--model.num_heads=2",
-    "--run.wandb=false",
-    "--run.samples=0",
-    "--trainer.accelerator=cpu",
-]
 
 
 @pytest.fixture(scope="module")
