@@ -19,10 +19,10 @@ def load(path: str | Path) -> Experiment:
         ValueError: for a file that is no checkpoint of an experiment, or holds objects.
         FileNotFoundError: if there is no such file.
 
-    Example:
-        >>> model = load("runs/vit/0001-softmax-seed0/checkpoints/best.ckpt")  # doctest: +SKIP
-        >>> model.predict("digit.png").argmax()  # doctest: +SKIP
-        tensor(7)
+    After ``make train EXP=vit``::
+
+        model = load("runs/vit/0001-softmax-seed0/checkpoints/best.ckpt")
+        model.predict("examples/seven.png").argmax()  # tensor(7)
     """
     from experiments.training.module import Experiment
 

@@ -1,5 +1,6 @@
 """What every test relies on: one thread, one seed, default number format."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -17,11 +18,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def same_start() -> Iterator[None]:
-    """Each test draws the same numbers whichever ran before it."""
+    """Each test draws the same numbers whichever ran before it, and prints no messages that another asked for."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     yield
     torch.set_default_dtype(before)
+    logging.getLogger("experiments").handlers.clear()
 
 
 @pytest.fixture(autouse=True)

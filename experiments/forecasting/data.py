@@ -48,8 +48,8 @@ class SeriesData(lightning.LightningDataModule):
 
     Example:
         >>> data = SeriesData(lookback=8, horizon=2, table=TableOptions(missing="fill"))
-        >>> data.setup("fit")  # doctest: +SKIP
-        >>> next(iter(data.val_dataloader()))["past"].shape  # doctest: +SKIP
+        >>> data.setup("fit")
+        >>> next(iter(data.val_dataloader()))["past"].shape
         torch.Size([64, 1, 8])
     """
 

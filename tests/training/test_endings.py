@@ -249,3 +249,30 @@ def test_the_loss_of_one_process_ends_the_other_with_a_message(how: str, rank: i
     assert all(status != 0 for status in run.end(within=60))
     assert "another one has ended" in run.said() or "terminated with code -9" in run.said() or how == "torchrun"
     assert saved.read(run.folder / "checkpoints" / "last.ckpt")["global_step"] > 0
+
+
+LONG = """
+import os, subprocess, sys, time
+from experiments.training.processes import end_with_the_first
+if len(sys.argv) > 1:
+    end_with_the_first()
+    print("ready", flush=True)
+else:
+    subprocess.Popen([sys.executable, __file__, "second"])
+time.sleep(120)
+"""
+
+
+@pytest.mark.slow
+def test_no_process_outlives_the_first_that_started_it(tmp_path: Path) -> None:
+    """Killed, it can tell the others nothing; the pipe is closed when the last of them has ended."""
+    script = tmp_path / "long.py"
+    script.write_text(LONG)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, str(script)]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ready\n"
+    first.kill()
+    said, _ = first.communicate(timeout=40)
+    assert "the first process of this run has gone" in said
