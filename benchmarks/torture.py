@@ -121,7 +121,11 @@ def signalled(number: signal.Signals, root: Path, rounds: int, draw: random.Rand
         status = life.end(within=30)
         with (life.folder / "metrics.csv").open() as file:
             last = int(list(csv.DictReader(file))[-1]["step"])
-        well += status == [128 + number] and saved.read(life.last)["global_step"] == last and not life.left()
+        done, left = saved.read(life.last)["global_step"], life.left(within=30)
+        if status == [128 + number] and done == last and not left:
+            well += 1
+        else:
+            _tell(life, f"status {status}, saved behind step {done} of {last}, left {left}")
     means = f"both end behind the same step within 30 s, saved, with status {128 + number}"
     return Outcome(f"{number.name} to one of two processes", rounds, well, means)
 
@@ -136,8 +140,17 @@ def lost(root: Path, rounds: int, draw: random.Random) -> Outcome:
         time.sleep(draw.uniform(0.0, 1.0))
         life.send(draw.choice(ranks), signal.SIGKILL)
         status = life.end(within=60)
-        well += status != [0] and not life.left() and saved.read(life.last)["global_step"] > 0
+        left = life.left(within=60)
+        if status != [0] and not left and saved.read(life.last)["global_step"] > 0:
+            well += 1
+        else:
+            _tell(life, f"status {status}, left {left}")
     return Outcome("kill -9 of one of two processes", rounds, well, "the other ends within a minute; the state loads")
+
+
+def _tell(life: Life, what: str) -> None:
+    """Of a try that did not go well, what happened and the last that was said."""
+    print(f"not well: {what}", *life.said().splitlines()[-12:], sep="\n  ", flush=True)
 
 
 def _begun(root: Path) -> Life:

@@ -83,11 +83,16 @@ class Life:
     def send(self, process: int, number: signal.Signals) -> None:
         """A signal to one process."""
         self._sent = [self.processes[0].pid, *_children(self.processes[0].pid)]
+        self._sent_at = time.monotonic()
         os.kill(process, number)
 
-    def left(self) -> list[int]:
-        """Processes that are still there of those when a signal was sent."""
-        return [process for process in self._sent if _state(process) not in ("Z", "")]
+    def left(self, within: float) -> list[int]:
+        """Processes that are still there of those when a signal was sent, after so many seconds from then."""
+        while True:
+            there = [process for process in self._sent if _state(process) not in ("Z", "")]
+            if not there or time.monotonic() > self._sent_at + within:
+                return there
+            time.sleep(0.1)
 
     def end(self, within: float = 240.0) -> list[int]:
         """Waits for the end; gives the status. Kills what is not gone by then."""
