@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from attnzoo import Mechanism, Softmax
+from attnzoo import DiversityKind, Mechanism, Softmax
 from attnzoo.positions import PositionName
 from experiments.listops.expressions import encode
 from experiments.listops.network import ListOpsEncoder
@@ -41,6 +41,9 @@ class ListOpsClassifier(Experiment):
         dim: width of the model.
         depth: how many blocks.
         num_heads: heads of each block; must divide dim.
+        head_diversity: weight of the term that keeps heads different, such as 0.03; 0 for none. It rises over the first
+            tenth of the run and is off in its last fifth.
+        head_diversity_kind: how alike is measured: projected, cka, overlap, li_subspace, li_position or li_output.
         hidden_dim: width of the feed-forward; null for 2 dim.
         dropout: in the branches of the blocks. Dropout of attention weights is the mechanism's own option.
         optim: optimiser and schedule.
@@ -55,6 +58,8 @@ class ListOpsClassifier(Experiment):
         dim: int = 64,
         depth: int = 3,
         num_heads: int = 4,
+        head_diversity: float = 0.0,
+        head_diversity_kind: DiversityKind = "projected",
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         optim: Optim = Optim(),  # noqa: B008 - frozen
@@ -62,7 +67,8 @@ class ListOpsClassifier(Experiment):
         super().__init__(optim)
         self.options = {
             "attention": attention, "position": position, "dim": dim, "depth": depth, "num_heads": num_heads,
-            "hidden_dim": hidden_dim, "dropout": dropout,
+            "head_diversity": head_diversity, "head_diversity_kind": head_diversity_kind, "hidden_dim": hidden_dim,
+            "dropout": dropout,
         }  # fmt: skip
 
     def build_network(self, facts: dict[str, Any]) -> nn.Module:

@@ -15,7 +15,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from attnzoo import EncoderBlock, Mask, Mechanism
+from attnzoo import DiversityKind, EncoderBlock, HeadDiversity, Mask, Mechanism
 from attnzoo.positions import PositionName, added, inside
 
 
@@ -31,6 +31,8 @@ class ListOpsEncoder(nn.Module):
         dim: E.
         depth: how many blocks.
         num_heads: heads, a divisor of E.
+        head_diversity: weight of the term that keeps the heads different; 0 for none.
+        head_diversity_kind: see ``attnzoo.HeadDiversity``.
         hidden_dim: width of the feed-forward; 2 E if None.
         dropout: of the branches of a block.
 
@@ -49,6 +51,8 @@ class ListOpsEncoder(nn.Module):
         dim: int,
         depth: int,
         num_heads: int,
+        head_diversity: float,
+        head_diversity_kind: DiversityKind,
         hidden_dim: int | None,
         dropout: float,
     ) -> None:
@@ -64,6 +68,7 @@ class ListOpsEncoder(nn.Module):
         # As small as learned positions begin, which would not be heard beside the default of 1.
         nn.init.trunc_normal_(self.embed.weight, std=0.02)
         self.position = added(position, dim, max_length)
+        diversity = HeadDiversity(head_diversity, head_diversity_kind) if head_diversity else None
         # Rows for mechanisms that go along axes, as near to a square as divides the length.
         row = next(size for size in range(math.isqrt(max_length), 0, -1) if max_length % size == 0)
         self.blocks = nn.ModuleList(
@@ -71,6 +76,7 @@ class ListOpsEncoder(nn.Module):
                 dim, num_heads, attention, hidden_dim=2 * dim if hidden_dim is None else hidden_dim, dropout=dropout,
                 causal=False, position=inside(position, num_heads, dim // num_heads),
                 max_len=max_length, grid=(row, max_length // row), prefix_tokens=0, layer=layer,
+                head_diversity=diversity,
             )
             for layer in range(depth)
         )  # fmt: skip

@@ -27,6 +27,7 @@ from attnzoo.heads.diversity import li_cosine, li_position, projected
 from attnzoo.laws import SITE
 from attnzoo.positions import Rotary, Shaw
 from experiments.forecasting.network import ForecastNetwork
+from experiments.listops.network import ListOpsEncoder
 from experiments.training.optim import Optim
 from experiments.training.ramp import DiversityRamp
 from experiments.translation.bahdanau import Bahdanau
@@ -260,10 +261,16 @@ def networks(kind: DiversityKind, weight: float) -> dict[str, tuple[Any, tuple[A
             ForecastNetwork(lookback=12, horizon=4, patch_size=3, **sizes, depth=3, **more),
             (torch.randn(2, 1, 12), torch.zeros(2, 4, 0)), 3,
         ),
+        "listops": (
+            ListOpsEncoder(
+                15, 10, 8, attention=Softmax, position="learned", **sizes, depth=2, dropout=0.0, **more
+            ),
+            (torch.tensor([[3, 4, 5, 6, 7, 0, 0, 0], [1, 2, 3, 4, 5, 6, 7, 8]]),), 2,
+        ),
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("which", ["vit", "transformer", "bahdanau", "forecaster"])
+@pytest.mark.parametrize("which", ["vit", "transformer", "bahdanau", "forecaster", "listops"])
 @pytest.mark.parametrize("kind", ["projected", "overlap", "li_subspace"])
 def test_networks_return_the_mean_over_their_attentions(which: str, kind: DiversityKind) -> None:
     """Heard by a hook, unweighed; the last thing that a network returns is the weight times their mean."""

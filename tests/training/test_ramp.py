@@ -148,7 +148,7 @@ def test_by_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["translator", "translator-bahdanau", "translator-dates", "forecaster"])
+@pytest.mark.parametrize("preset", ["translator", "translator-bahdanau", "translator-dates", "forecaster", "listops"])
 def test_in_every_experiment(preset: str, tmp_path: Path) -> None:
     words = [
         f"--config={preset}",
