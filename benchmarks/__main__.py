@@ -33,6 +33,7 @@ from benchmarks import (
     torture,
     translation,
     vision,
+    which_attention,
 )
 from experiments.training.usage import nearest
 
@@ -47,6 +48,10 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "translation": (translation.measure, "training against torch's Transformer, beam search with a cache: 5 minutes"),
     "multi30k": (multi30k.measure, "both translators on Multi30k: many hours, in pieces that go on"),
     "diversity": (diversity.measure, "what head diversity adds to a training step: about 5 minutes"),
+    "which-attention": (
+        which_attention.measure,
+        "five tasks, every mechanism, three seeds: about ten hours, in pieces",
+    ),
     "head-diversity": (head_diversity.measure, "does it help to keep heads different: about four hours, in pieces"),
     "head-monitor": (head_costs.measure, "what it costs to watch heads: about 3 minutes"),
     "head-events": (head_events.measure, "the loss when heads of `vit` begin anew: about 2 minutes"),

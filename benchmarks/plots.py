@@ -10,6 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+_MARKS = "os^vDP*X"
+
 
 def curves(result: dict[str, Any], path: Path) -> None:
     """Time of training, memory of training and time of decoding by length, each mechanism one line."""
@@ -21,7 +23,6 @@ def curves(result: dict[str, Any], path: Path) -> None:
     ]
     names = list({name: None for mode in ("training", "decoding") for name in result[mode]})
     colours = pyplot.get_cmap("turbo")
-    marks = "os^vDP*X"
     for axis, (mode, what, label, factor) in zip(axes, panels, strict=True):
         for number, name in enumerate(names):
             row = result[mode].get(name)
@@ -32,7 +33,9 @@ def curves(result: dict[str, Any], path: Path) -> None:
             middle = [factor * (value["median"] if isinstance(value, dict) else value) for value in values]
             colour = "black" if name.startswith("Softmax") else colours(number / max(1, len(names) - 1))
             style = "--" if "causal" in name else "-"
-            axis.plot(lengths, middle, style, marker=marks[number % 8], markersize=4, color=colour, label=name)
+            axis.plot(
+                lengths, middle, style, marker=_MARKS[number % len(_MARKS)], markersize=4, color=colour, label=name
+            )
             if what == "seconds":
                 low, high = ([factor * value[key] for value in values] for key in ("q1", "q3"))
                 axis.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -43,5 +46,33 @@ def curves(result: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.3)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
+
+
+def quality(tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """The mean score of each mechanism, with its interval where there are several seeds, by the time of a step."""
+    figure, axes = pyplot.subplots(
+        1, len(tables), figsize=(4.2 * len(tables) + 0.5, 4.6), layout="constrained", squeeze=False
+    )
+    names = sorted({row["mechanism"] for rows in tables.values() for row in rows})
+    colours = pyplot.get_cmap("turbo")
+    for axis, (title, rows) in zip(axes[0], tables.items(), strict=True):
+        for row in rows:
+            number = names.index(row["mechanism"])
+            colour = "black" if row["mechanism"] == "Softmax" else colours(number / max(1, len(names) - 1))
+            axis.errorbar(
+                row["step_ms"], row["score"], row["half_width"], fmt=_MARKS[number % len(_MARKS)], color=colour,
+                capsize=3, label=row["mechanism"],
+            )  # fmt: skip
+        axis.set_title(title)
+        axis.set_xscale("log")
+        axis.set_xlabel("ms a step")
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("test/primary, larger is better")
+    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(9, 3 * len(tables)), frameon=False
+    )
     figure.savefig(path, dpi=100)
     pyplot.close(figure)

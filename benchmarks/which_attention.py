@@ -1,0 +1,209 @@
+"""Which attention for which task? Five tasks, every mechanism that fits, three seeds, and equal time: a resumable job.
+
+First equal steps: the sweep of each preset, a whole seed of all tasks before the next one. Then equal time: the five
+that had the quickest steps, for as many steps as take the time that plain Softmax took. docs/studies/which-attention.md
+says what is asked and how it is judged.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich import print as show
+from rich.table import Table
+
+from benchmarks import runs
+from benchmarks.plots import quality
+from experiments.comparing import files, reading
+from experiments.comparing.judging import difference, half_width
+
+TASKS = ("vit", "translator", "translator-bahdanau", "forecaster", "listops")
+SEEDS = 3
+FASTEST = 5
+BASELINE = "Softmax"
+
+
+def measure(folder: Path, arguments: list[str]) -> int:
+    """Trains what is missing, for at most --minutes; writes tables and a picture of what is done."""
+    tasks, left = runs.asked("which-attention", __doc__, TASKS, arguments)
+    for seed in range(SEEDS):
+        for task in tasks:
+            if left() == 0 or not sweep(task, seed + 1, folder / "steps", left()):
+                return report(folder)
+            if not equal_time(task, seed, folder, left):
+                return report(folder)
+    return report(folder)
+
+
+def sweep(task: str, seeds: int, root: Path, minutes: float) -> bool:
+    """Runs what is left of the sweep of a preset over attention; whether it came to its end."""
+    words = [f"--config={task}", f"--seeds={seeds}", f"--run.root={root}", "--run.wandb=false", "--run.samples=0"]
+    process = subprocess.Popen([sys.executable, "-m", "experiments", "sweep", *words])
+    try:
+        status = process.wait(60 * minutes)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        return False
+    if status not in (0, 1):  # 1: a run failed, which is a row of the sweep
+        raise ValueError(f"the sweep of {task} ended with exit status {status}; what it said stands above")
+    return True
+
+
+def equal_time(task: str, seed: int, folder: Path, left: Callable[[], float]) -> bool:
+    """Trains the fastest mechanisms of a task for the time of the baseline; whether all are done.
+
+    How fast a step is, is read from the runs of seed 0 alone, so that all seeds have the same number of steps.
+    """
+    done = {run.results["mechanism"]: run for run in finished(folder / "steps" / task) if run.results["seed"] == 0}
+    if BASELINE not in done:
+        raise ValueError(f"{task}: {BASELINE} has no finished run to take the time of; see {folder / 'steps'}")
+    for name, steps in budgets({name: run.results for name, run in done.items()}).items():
+        words = trial_words(folder / "steps" / "sweeps" / files.find(task, "attention").stem, name, seed)
+        root = folder / "seconds" / f"{task}-{name}-{seed}"
+        longer = [f"--trainer.max_steps={steps}", "--trainer.max_epochs=-1", "--run.wandb=false", "--run.samples=0"]
+        if left() == 0 or runs.train(task, root, [*words, *longer], minutes=left()) is None:
+            return False
+    return True
+
+
+def budgets(done: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Steps of the fastest mechanisms in the time that the steps of the baseline took: name -> steps.
+
+    Example:
+        >>> rows = {"Softmax": {"steps": 100, "step_ms": 3.0}, "Local": {"steps": 100, "step_ms": 2.0}}
+        >>> budgets(rows)
+        {'Local': 150}
+    """
+    seconds = done[BASELINE]["steps"] * done[BASELINE]["step_ms"]
+    quickest = sorted((row["step_ms"], name) for name, row in done.items() if row["step_ms"] is not None)[:FASTEST]
+    return {name: round(seconds / each) for each, name in quickest if name != BASELINE}
+
+
+def trial_words(notes: Path, mechanism: str, seed: int) -> list[str]:
+    """Options by which the sweep whose notes lie in a folder trains a mechanism."""
+    trials = json.loads((notes / "plan.json").read_text(encoding="utf-8"))["trials"]
+    (words,) = (trial["words"] for trial in trials if trial["label"] == mechanism and trial["seed"] == seed)
+    return [word for word in words if not word.startswith(("--config=", "--run."))]
+
+
+def finished(folder: Path) -> list[reading.Run]:
+    """Finished runs in a folder; none where none was begun."""
+    found = reading.find(str(folder)) if any(folder.glob("**/results.json")) else []
+    return [run for run in found if run.results.get("status") == "finished"]
+
+
+def rows_of(task: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The tables of a task, "steps" and "seconds": a row for each mechanism, the best mean first.
+
+    The runs of the baseline are the same in both.
+    """
+    equal_steps = finished(folder / "steps" / task)
+    longer = [run for place in sorted(folder.glob(f"seconds/{task}-[A-Z]*")) for run in finished(place)]
+    same = [run for run in equal_steps if run.results["mechanism"] == BASELINE]
+    return {"steps": _rows(equal_steps), "seconds": _rows([*longer, *same] if longer else [])}
+
+
+def _rows(found: list[reading.Run]) -> list[dict[str, Any]]:
+    by_name: dict[str, dict[int, reading.Run]] = {}
+    for run in found:
+        if run.score is not None:
+            by_name.setdefault(run.results["mechanism"], {})[run.results["seed"]] = run
+    scores = {name: {seed: run.score or 0.0 for seed, run in own.items()} for name, own in by_name.items()}
+    rows = []
+    for name, own in by_name.items():
+        against = None if name == BASELINE else difference(scores[name], scores.get(BASELINE, {}))
+        results = [run.results for run in own.values()]
+        rows.append({
+            "mechanism": name, "seeds": len(own), "score": _mean(scores[name].values()),
+            "half_width": half_width(list(scores[name].values())),
+            "difference": against._asdict() if against else None,
+            "pairs": results[0]["visible_pairs"], "parameters": results[0]["parameters"], "steps": results[0]["steps"],
+            "step_ms": _mean(row["step_ms"] for row in results),
+            "seconds": _mean(row["seconds"] for row in results),
+            "commits": sorted({str(row["commit"]) for row in results}),
+        })  # fmt: skip
+    return sorted(rows, key=lambda row: row["score"], reverse=True)
+
+
+def report(folder: Path) -> int:
+    """Writes and prints what is done."""
+    tables = {task: rows_of(task, folder) for task in TASKS}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
+    (folder / "tables.md").write_text(markdown(tables, folder), encoding="utf-8")
+    if any(made["steps"] for made in tables.values()):
+        quality({task: made["steps"] for task, made in tables.items() if made["steps"]}, folder / "quality.png")
+    for task, made in tables.items():
+        for kind, rows in made.items():
+            if rows:
+                table = Table(*HEADS, title=f"{task}, equal {kind}", title_justify="left")
+                for row in rows:
+                    table.add_row(*cells(row))
+                show(table)
+    print(progress(tables, folder))
+    return 0
+
+
+HEADS = (
+    "mechanism",
+    "pairs",
+    "seeds",
+    "test/primary",
+    "difference",
+    "p",
+    "parameters",
+    "steps",
+    "ms a step",
+    "seconds",
+)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of a table; the interval of the mean by Student's t, p of a paired t test on the same seeds."""
+    width = "" if row["half_width"] is None else f" ±{row['half_width']:.4f}"
+    gap, p = ("", "") if row["difference"] is None else (f"{row['difference']['mean']:+.4f}", row["difference"]["p"])
+    return [
+        row["mechanism"], "" if row["pairs"] is None else f"{row['pairs']:.0%}", str(row["seeds"]),
+        f"{row['score']:.4f}{width}", gap, p if isinstance(p, str) else "" if p is None else f"{p:.3f}",
+        f"{row['parameters']:,}", str(row["steps"]), f"{row['step_ms']:.1f}", f"{row['seconds']:.0f}",
+    ]  # fmt: skip
+
+
+def markdown(tables: dict[str, dict[str, list[dict[str, Any]]]], folder: Path) -> str:
+    """The tables of the page."""
+    lines = [progress(tables, folder), ""]
+    for task, made in tables.items():
+        for kind, rows in made.items():
+            if rows:
+                commits = ", ".join(sorted({commit for row in rows for commit in row["commits"]}))
+                lines += [f"`{task}`, equal {kind}, commit {commits}:", ""]
+                lines += [f"| {' | '.join(HEADS)} |", "|---" + "|---:" * (len(HEADS) - 1) + "|"]
+                lines += [f"| {' | '.join(cells(row))} |" for row in rows] + [""]
+    return "\n".join(lines)
+
+
+def progress(tables: dict[str, dict[str, list[dict[str, Any]]]], folder: Path) -> str:
+    """How many runs are done, of how many, task by task. How many fit a task is known once its sweep has begun."""
+    parts: list[str] = []
+    for task, made in tables.items():
+        plan = folder / "steps" / "sweeps" / files.find(task, "attention").stem / "plan.json"
+        if not plan.is_file():
+            parts.append(f"{task} not begun")
+            continue
+        fitting = {trial["label"] for trial in json.loads(plan.read_text(encoding="utf-8"))["trials"]}
+        longer = sum(row["seeds"] for row in made["seconds"] if row["mechanism"] != BASELINE)
+        done = f"{sum(row['seeds'] for row in made['steps'])} of {SEEDS * len(fitting)} runs of equal steps"
+        parts.append(f"{task} {done}, {longer} of equal time")
+    return f"Done: {'; '.join(parts)}."
+
+
+def _mean(values: Any) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else float("nan")
