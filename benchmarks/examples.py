@@ -81,7 +81,7 @@ def judge(model: Experiment, data: pl.LightningDataModule) -> Judged:
             scores += [float(line == right) for line, right in zip(found, batch["target_text"], strict=True)]
         else:
             assert isinstance(model, Forecaster) and model.network is not None
-            forecast, _, _ = model.network(batch["past"], batch["calendar"])
+            forecast, *_ = model.network(batch["past"], batch["calendar"])
             error = torch.where(batch["known"], (forecast - batch["future"]).square(), 0.0)
             scores += (-error.sum((1, 2)) / batch["known"].sum((1, 2)).clamp(min=1)).tolist()
     block = model.facts["horizon"] if isinstance(model, Forecaster) and model.facts is not None else 1

@@ -159,19 +159,18 @@ class Forecaster(Experiment):
     def step(self, batch: dict[str, Tensor], stage: Stage) -> Step:
         """Loss of the forecast, and of its quantiles; each window counts once, by the mean over its known targets."""
         network = self._network
-        parts = network.parts(batch["past"], batch["calendar"])
-        forecast, quantiles = network.combine(parts)
+        forecast, quantiles, base, branch, aux = network(batch["past"], batch["calendar"])
         value, known = batch["future"], batch["known"]
         loss = _errors(forecast, value, self.loss)
         if quantiles is not None:
             loss = loss + pinball(quantiles, value, self.quantiles).mean(-1)
         loss = torch.where(known, loss, 0.0).sum((1, 2)) / known.sum((1, 2)).clamp(min=1)
-        outputs: tuple[Any, ...] = (parts.base, parts.branch, batch)
+        outputs: tuple[Any, ...] = (base, branch, batch)
         if stage == "test":
             forecasts = {MODEL: forecast, **network.baselines(batch["past"][:, : network.targets])}
             outputs = (forecasts, quantiles, batch)
         count = torch.tensor(len(value), device=value.device)
-        return Step(loss.sum(), count, parts.aux, outputs)
+        return Step(loss.sum(), count, aux, outputs)
 
     def on_validation_epoch_end(self) -> None:
         """Keep the share of the branch that is best on the validation part; report its error."""
@@ -209,7 +208,7 @@ class Forecaster(Experiment):
         assert self.facts is not None
         network = self._network
         first = {name: value[:1] for name, value in batch.items()}
-        forecast, quantiles, _ = network(first["past"], first["calendar"])
+        forecast, quantiles, *_ = network(first["past"], first["calendar"])
         figures = {"forecast": forecast_figure(first, forecast, quantiles, self.facts["targets"])}
         attention = attention_figure(network, first)
         return figures if attention is None else {**figures, "attention": attention}
@@ -221,7 +220,7 @@ class Forecaster(Experiment):
         rows: list[list[Any]] = []
         for number in spread_evenly(len(windows), count):
             batch = data.transfer_batch_to_device(data.store.batch([int(windows[number])]), self.device, 0)
-            forecast, quantiles, _ = self._network(batch["past"], batch["calendar"])
+            forecast, quantiles, *_ = self._network(batch["past"], batch["calendar"])
             error, known = forecast - batch["future"], batch["known"]
             means = [float(part[known].mean()) for part in (error.square(), error.abs())]
             title = f"window {number} of the validation part"
@@ -268,7 +267,7 @@ class Forecaster(Experiment):
         network.eval()
         try:
             with torch.no_grad():
-                forecast, quantiles, _ = network(scaled.to(self.device), calendar.float().to(self.device))
+                forecast, quantiles, *_ = network(scaled.to(self.device), calendar.float().to(self.device))
         finally:
             network.train(training)
         point = _undo(scaler, forecast.transpose(1, 2), series)

@@ -27,12 +27,13 @@ Base = Literal["ridge", "seasonal", "last", "none"]
 Branch = Literal["transformer", "dlinear"]
 
 
-class Parts(NamedTuple):
-    """What a forecast is made of, scaled: base and branch [B, K, H], spread of the quantiles [B, K, H, Q], aux."""
+class Forecast(NamedTuple):
+    """A scaled forecast [B, K, H], quantiles [B, K, H, Q] in rising order, base and branch [B, K, H], and aux."""
 
+    point: Tensor
+    quantiles: Tensor | None
     base: Tensor
     branch: Tensor
-    spread: Tensor | None
     aux: Tensor
 
 
@@ -122,8 +123,8 @@ class ForecastNetwork(nn.Module):
         """What the optimiser shall not shrink: narrow bands are not simpler than wide ones."""
         return {"spread"}
 
-    def parts(self, past: Tensor, calendar: Tensor) -> Parts:
-        """Scaled past [B, C, L], calendar [B, H, F] -> what the forecast is made of."""
+    def forward(self, past: Tensor, calendar: Tensor) -> Forecast:
+        """Scaled past [B, C, L], calendar [B, H, F] -> the forecast and its parts."""
         # Rows come in float32, whatever the precision of the weights.
         past, calendar = past.to(self.share.dtype), calendar.to(self.share.dtype)
         mean, std = normaliser(past, self.instance_norm)
@@ -133,8 +134,14 @@ class ForecastNetwork(nn.Module):
         else:
             branch, aux = self.branch(normal, calendar)
         own = past[:, : self.targets]
-        spread = None if self.spread is None else self.spread * self.width_of(own)[..., None]
-        return Parts(self.base_of(own), branch * std[:, : self.targets], spread, aux)
+        base, branch = self.base_of(own), branch * std[:, : self.targets]
+        whole = self.training or self.base == "none"
+        point = base + (branch if whole else self.share * branch)
+        if self.spread is None:
+            return Forecast(point, None, base, branch, aux)
+        # The quantiles follow the forecast, and do not pull at it.
+        quantiles = point.detach()[..., None] + self.spread * self.width_of(own)[..., None]
+        return Forecast(point, quantiles if self.training else quantiles.sort(-1).values, base, branch, aux)
 
     def base_of(self, past: Tensor) -> Tensor:
         """Scaled targets [B, K, L] -> the forecast without the branch, [B, K, H]."""
@@ -146,21 +153,6 @@ class ForecastNetwork(nn.Module):
     def width_of(self, past: Tensor) -> Tensor:
         """Scaled targets [B, K, L] -> what the spread of the quantiles is in units of, [B, K, 1]."""
         return normaliser(past, "mean_std")[1]
-
-    def combine(self, parts: Parts) -> tuple[Tensor, Tensor | None]:
-        """The forecast [B, K, H], and its quantiles [B, K, H, Q] in rising order."""
-        whole = self.training or self.base == "none"
-        point = parts.base + (parts.branch if whole else self.share * parts.branch)
-        if parts.spread is None:
-            return point, None
-        # The quantiles follow the forecast, and do not pull at it.
-        quantiles = point.detach()[..., None] + parts.spread
-        return point, quantiles if self.training else quantiles.sort(-1).values
-
-    def forward(self, past: Tensor, calendar: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Scaled past [B, C, L], calendar [B, H, F] -> forecast [B, K, H], quantiles [B, K, H, Q] or None, aux."""
-        parts = self.parts(past, calendar)
-        return *self.combine(parts), parts.aux
 
 
 def normaliser(past: Tensor, kind: InstanceNorm) -> tuple[Tensor, Tensor]:

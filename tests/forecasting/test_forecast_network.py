@@ -41,7 +41,7 @@ def window(count: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 def test_before_training_it_is_its_base(base: str, branch: str) -> None:
     past, calendar = window()
     made = network(base=base, branch=branch)
-    forecast, quantiles, aux = made(past, calendar)
+    forecast, quantiles, _, _, aux = made(past, calendar)
     torch.testing.assert_close(forecast, getattr(made.baselines, base)(past[:, :2]))
     assert (quantiles, float(aux)) == (None, 0.0)
 
@@ -51,7 +51,7 @@ def test_before_training_it_is_its_base(base: str, branch: str) -> None:
 def test_every_position_and_kind_of_token(position: str, tokens: str) -> None:
     past, calendar = window()
     made = network(position=position, tokens=tokens, patch_size=6, stride=4, quantiles=[0.1, 0.9])
-    forecast, quantiles, aux = made(past, calendar)
+    forecast, quantiles, _, _, aux = made(past, calendar)
     assert (forecast.shape, quantiles.shape) == ((3, 2, 5), (3, 2, 5, 2))
     (forecast.sum() + quantiles.sum() + aux).backward()
     moved(made)(past, calendar)[0].sum().backward()
@@ -96,7 +96,7 @@ def test_the_share_weighs_the_branch_in_use_and_not_in_training(share: float) ->
     past, calendar = window()
     made = moved(network())
     made.share.fill_(share)
-    parts = made.parts(past, calendar)
+    parts = made(past, calendar)
     torch.testing.assert_close(made(past, calendar)[0], parts.base + share * parts.branch)
     torch.testing.assert_close(made.train()(past, calendar)[0], parts.base + parts.branch)
 
@@ -116,7 +116,7 @@ def test_f10_a_flat_window_has_the_divisor_1(kind: Any, level: float) -> None:
     mean, std = normaliser(past, kind)
     assert (std == 1).all()
     torch.testing.assert_close((past - mean) / std * std + mean, past)
-    forecast, _, _ = network(instance_norm=kind, base="last")(past, torch.zeros(2, 5, 4))
+    forecast, *_ = network(instance_norm=kind, base="last")(past, torch.zeros(2, 5, 4))
     torch.testing.assert_close(forecast, torch.full((2, 2, 5), level))
 
 
@@ -127,7 +127,7 @@ def test_quantiles_are_in_order_in_use_and_do_not_pull_at_the_forecast() -> None
         made.spread.copy_(torch.tensor([3.0, -1.0, 2.0]).expand(5, 3))
     made(past, calendar)[1].sum().backward()
     assert all(p.grad is None or not p.grad.any() for p in made.branch.parameters())
-    _, quantiles, _ = made.eval()(past, calendar)
+    _, quantiles, *_ = made.eval()(past, calendar)
     assert (quantiles.diff(dim=-1) > 0).all()
     assert made.spread in set(split_parameters(made)[1]), "the spread does not decay"
 

@@ -90,7 +90,7 @@ def test_validation_decides_how_much_of_the_branch_stays(cases: Path, tmp_path: 
     data.setup("fit")
     batch = data.store.batch(data.windows("val"))
     with torch.no_grad():
-        parts = model.network.parts(batch["past"], batch["calendar"])
+        parts = model.network(batch["past"], batch["calendar"])
     residual, branch = batch["future"] - parts.base, parts.branch
     best = float((residual * branch).sum() / branch.square().sum())
     assert float(model.network.share) == pytest.approx(min(1, max(0, best)), abs=1e-4)
@@ -122,7 +122,7 @@ def test_the_quantiles_start_where_ridge_leaves_them(cases: Path) -> None:
     model.configure_model()
     model.fit_baselines(data)
     batch = data.store.batch(data.windows("train"))
-    _, quantiles, _ = model.eval().network(batch["past"], batch["calendar"])
+    _, quantiles, *_ = model.eval().network(batch["past"], batch["calendar"])
     for number, level in enumerate((0.25, 0.75)):
         below = (batch["future"] < quantiles[..., number]).float().mean()
         assert float(below) == pytest.approx(level, abs=0.02)

@@ -57,7 +57,7 @@ def compare(one: Found, found: list[Found], *, weights: float, losses: float, va
 def test_r01_two_processes_train_and_judge_like_one(
     name: str, two: list[dict[str, Found]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R01: float64; weights, their average, losses and validation, with batches by tokens where there are such."""
+    """R01: float64; weights, their average, losses, validation; with batches by tokens, or with diverse heads."""
     one = alone(name, tmp_path, 2, monkeypatch)
     assert one["losses"][-1] < one["losses"][0]
     compare(one, [rank[f"{name} 64-true"] for rank in two], weights=1e-10, losses=1e-10, validation=1e-6)

@@ -13,8 +13,7 @@ from experiments.training.module import Experiment
 from tests.scale import scale_lab
 
 Found = dict[str, Any]
-JOB = {"name": "transformer", "strategy": "fsdp2", "precision": "32-true"}
-PLACE = "transformer-fsdp2-32-true"
+NAMES = [name for name in scale_lab.MAKE if name != "bahdanau"]  # recurrent layers are refused by name
 
 
 pytestmark = pytest.mark.slow
@@ -26,47 +25,57 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def spread(place: Path) -> list[Found]:
-    """What two processes have found."""
-    return [rank[0] for rank in scale_lab.launched(place, 2, [JOB])]
+def spread(place: Path) -> dict[str, list[Found]]:
+    """What two processes have found, all experiments in one launch."""
+    jobs = [{"name": name, "strategy": "fsdp2", "precision": "32-true"} for name in NAMES]
+    ranks = scale_lab.launched(place, 2, jobs)
+    return {name: [rank[number] for rank in ranks] for number, name in enumerate(NAMES)}
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     """The same in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scale_lab.Text, "parts", 2)
-        return scale_lab.run("transformer", tmp_path_factory.mktemp("one"), 1, precision="32-true")
+        folder = tmp_path_factory.mktemp("one")
+        return {name: scale_lab.run(name, folder, 1, precision="32-true") for name in NAMES}
 
 
-def test_spread_weights_train_and_judge_like_whole_ones(spread: list[Found], one: Found) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_spread_weights_train_and_judge_like_whole_ones(
+    name: str, spread: dict[str, list[Found]], alone: dict[str, Found]
+) -> None:
     """Losses in float32, validation of the average, weights, and the average, which each process has a part of."""
-    for rank in spread:
+    found, one = spread[name], alone[name]
+    for rank in found:
         assert rank["losses"] == pytest.approx(one["losses"], abs=1e-5)
-        for name, value in one["validation"].items():
-            assert rank["validation"][name] == pytest.approx(value, abs=1e-4, rel=1e-4), name
+        for figure, value in one["validation"].items():
+            assert rank["validation"][figure] == pytest.approx(value, abs=1e-4, rel=1e-4), figure
     for kind in ("weights", "average"):
-        for name, value in one[kind].items():
-            torch.testing.assert_close(spread[0][kind][name], value, atol=1e-4, rtol=0, msg=f"{kind} {name}")
+        for part, value in one[kind].items():
+            torch.testing.assert_close(found[0][kind][part], value, atol=1e-4, rtol=0, msg=f"{kind} {part}")
 
 
-def test_the_checkpoint_is_that_of_any_run(spread: list[Found], one: Found, place: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_the_checkpoint_is_that_of_any_run(
+    name: str, spread: dict[str, list[Found]], alone: dict[str, Found], place: Path
+) -> None:
     """Plain whole tensors, the optimiser's state by the same numbers; usable without any process group."""
-    theirs, ours = spread[0]["optimizer"], one["optimizer"]
+    theirs, ours = spread[name][0]["optimizer"], alone[name]["optimizer"]
     assert [group["params"] for group in theirs["param_groups"]] == [g["params"] for g in ours["param_groups"]]
     assert theirs["state"].keys() == ours["state"].keys()
     for key, values in ours["state"].items():
-        assert {name: value.shape for name, value in values.items()} == {
-            name: value.shape for name, value in theirs["state"][key].items()
+        assert {part: value.shape for part, value in values.items()} == {
+            part: value.shape for part, value in theirs["state"][key].items()
         }
         torch.testing.assert_close(theirs["state"][key]["exp_avg"], values["exp_avg"], atol=1e-4, rtol=0)
-    content = saved.read(place / PLACE / "last.ckpt")
+    content = saved.read(place / f"{name}-fsdp2-32-true" / "last.ckpt")
     assert all(type(value) is torch.Tensor for value in content["state_dict"].values())
 
 
-def test_a_sharded_translator_translates(spread: list[Found], place: Path) -> None:
+def test_a_sharded_translator_translates(spread: dict[str, list[Found]], place: Path) -> None:
     """Each process other lines, with searches of other lengths; the same words as from the file, in one process."""
-    model = Experiment.from_checkpoint(place / PLACE / "last.ckpt")
+    model = Experiment.from_checkpoint(place / "transformer-fsdp2-32-true" / "last.ckpt")
     said = model.predict(scale_lab.LINES)  # type: ignore[operator]
-    assert [spread[0]["translations"], spread[1]["translations"]] == [said[0::2], said[1::2]]
+    assert [rank["translations"] for rank in spread["transformer"]] == [said[0::2], said[1::2]]
     assert len(set(said)) > 1
