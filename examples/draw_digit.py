@@ -39,4 +39,4 @@ def main(checkpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else str(newest_finished("vision")))
+    main(sys.argv[1] if len(sys.argv) > 1 else str(newest_finished(["vision"])))

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.comparing.judging import difference, half_width
-from experiments.comparing.reading import Group, Variant, find, groups
+from experiments.comparing.reading import Group, Run, Variant, find, groups
 from experiments.training import options
 
 ALL_PAIRS = 0.9
@@ -22,9 +22,9 @@ MARK = "●"
 LEGEND = (
     f"{MARK} more than {ALL_PAIRS:.0%} of the pairs of query and key have a weight. "
     "± half of the 95 % interval of the mean over seeds, by Student's t. "
-    "Difference from plain Softmax on the same seeds; p of a paired t test, not corrected for how many rows are looked "
-    "at. FLOPs: matrix products of a forward pass, counted by torch, for one sample or token. "
-    "Memory: the largest of the whole process."
+    "Difference from the plain Softmax with the same other options, or else from the baseline, on the same seeds; p of "
+    "a paired t test, not corrected for how many rows are looked at. FLOPs: matrix products of a forward pass, counted "
+    "by torch, for one sample or token. Memory: the largest of the whole process."
 )
 
 
@@ -85,11 +85,11 @@ def table(group: Group) -> Table:
 
 
 def notes(group: Group) -> list[str]:
-    """What the table does not show: runs that have not finished, and a missing baseline; and what no model scores."""
-    lines = [
-        f"{len(runs)} {status}: {', '.join(run.name for run in runs[:3])}{', ...' if len(runs) > 3 else ''}"
-        for status, runs in sorted(group.open.items())
-    ]
+    """What the table does not show: runs not finished or repeated, a missing baseline; and what no model scores."""
+    lines = [f"{len(runs)} {status}: {_names(runs)}" for status, runs in sorted(group.open.items())]
+    older = [run for variant in group.variants for run in variant.older]
+    if older:
+        lines.append(f"{len(older)} left out, for a newer one has the same options and seed: {_names(older)}")
     if group.baseline is None and group.variants:
         lines.append("No run with Softmax to compare with.")
     runs = [run for variant in group.variants for run in variant.runs.values()]
@@ -106,9 +106,9 @@ def cells(variant: Variant, group: Group) -> list[Cell]:
     pairs = variant.mean("visible_pairs")
     flops = variant.flops
     score = "" if mean is None else f"{mean:.4f}" + ("" if width is None else f" ±{width:.4f}")
-    against = None
-    if group.baseline is not None and variant is not group.baseline:
-        against = difference(variant.scores, group.baseline.scores)
+    against, other = None, group.against(variant)
+    if other is not None and variant is not other:
+        against = difference(variant.scores, other.scores)
     gap = f"{against.mean:+.4f}" if against else ("baseline" if variant is group.baseline else "")
     p = None if against is None else against.p
     return [
@@ -124,6 +124,10 @@ def cells(variant: Variant, group: Group) -> list[Cell]:
         _number(variant.mean("peak_memory_mib"), ",.0f"),
         _number(variant.mean("epochs"), ".0f"),
     ]
+
+
+def _names(runs: list[Run]) -> str:
+    return ", ".join(run.name for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
 
 
 def _number(value: float | None, form: str) -> Cell:

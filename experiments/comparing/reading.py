@@ -14,8 +14,10 @@ from typing import Any
 import yaml
 
 from attnzoo import CATALOGUE
+from experiments.training.usage import CONFIGS
 
 SCORE = "test/primary"
+BASELINE = "Softmax"
 _NOT_PART = ("run", "seed_everything", "ckpt_path", "checkpoint", "head_monitor")
 """Options that change no number of a run, or are the seed."""
 
@@ -68,11 +70,13 @@ class Variant:
         label: mechanism, and what else tells it from others of its group.
         mechanism: name of the class.
         runs: seed -> the newest finished run.
+        older: finished runs of which a newer one has the same options and seed.
     """
 
     label: str
     mechanism: str
     runs: dict[int, Run] = field(default_factory=dict)
+    older: list[Run] = field(default_factory=list)
 
     @property
     def scores(self) -> dict[int, float]:
@@ -98,7 +102,7 @@ class Group:
     Attributes:
         title: the preset, and what tells it from other groups of the preset.
         variants: the best mean score first.
-        baseline: what the others are compared with: plain `Softmax`, or None.
+        baseline: of the variants with plain `Softmax` the one nearest to the preset; None where there is none.
         open: runs that have not finished, by status.
     """
 
@@ -106,6 +110,13 @@ class Group:
     variants: list[Variant]
     baseline: Variant | None
     open: dict[str, list[Run]]
+
+    def against(self, variant: Variant) -> Variant | None:
+        """What a variant is compared with: the Softmax that differs in the mechanism alone, or else `baseline`."""
+        if variant.mechanism == BASELINE:
+            return self.baseline
+        alike = (each for each in self.variants if each.mechanism == BASELINE and others(each) == others(variant))
+        return next(alike, self.baseline)
 
 
 def find(pattern: str, say: Callable[[str], None] = print) -> list[Run]:
@@ -184,15 +195,22 @@ def _setting(run: Run) -> dict[str, Any]:
 
 
 def _titles(settings: list[dict[str, Any]]) -> list[str]:
-    titles = []
-    for setting in settings:
-        others = [other for other in settings if other["preset"] == setting["preset"]]
-        differs = sorted(
-            name for name in set().union(*others) if any(other.get(name) != setting.get(name) for other in others)
+    return [_title(setting, [each for each in settings if each["preset"] == setting["preset"]]) for setting in settings]
+
+
+def _title(setting: dict[str, Any], of_preset: list[dict[str, Any]]) -> str:
+    """The preset, and as few options as tell the setting from the others of the preset."""
+    names: list[str] = []
+    rest = [other for other in of_preset if other != setting]
+    while rest:
+        # One that is set tells more than one that is not; then by name, so that the order of runs says nothing.
+        found = sorted(set().union(*rest, setting) - set(names))
+        name = max(
+            found, key=lambda name: (sum(other.get(name) != setting.get(name) for other in rest), name in setting)
         )
-        shown = [f"{name}={setting.get(name)}" for name in differs[:3]]
-        titles.append(", ".join([str(setting["preset"]), *shown]) + (", ..." if len(differs) > 3 else ""))
-    return titles
+        names.append(name)
+        rest = [other for other in rest if other.get(name) == setting.get(name)]
+    return ", ".join([str(setting["preset"]), *(f"{name}={setting.get(name, 'not set')}" for name in names)])
 
 
 def _first(pair: tuple[str, list[Run]]) -> str:
@@ -213,16 +231,39 @@ def _group(title: str, runs: list[Run]) -> Group:
     for model, found in zip(models, by_model.values(), strict=True):
         mechanism = str(found[0].results["mechanism"])
         sizes = [f"{name}={value}" for name, value in _sizes(found[0]).items()]
-        others = sorted(name for name in differ if f"{name}.".partition("model.attention.")[1] == "")
-        sizes += [f"{name.removeprefix('model.')}={model[name]}" for name in others if name in model]
+        rest = sorted(name for name in differ if f"{name}.".partition("model.attention.")[1] == "")
+        sizes += [f"{name.removeprefix('model.')}={model[name]}" for name in rest if name in model]
         # By number, so that of two runs with one seed the newer stays.
-        newest = {int(run.results["seed"]): run for run in sorted(found, key=lambda run: run.path.name)}
-        variants.append(Variant(" ".join([mechanism, *sizes]), mechanism, dict(sorted(newest.items()))))
-    plain = [variant for variant in variants if variant.mechanism == "Softmax"]
-    # Several are left where more than the mechanism differs: the one with the most seeds, then the shortest name.
-    baseline = max(plain, key=lambda variant: (len(variant.runs), -len(variant.label)), default=None)
+        found.sort(key=lambda run: run.path.name)
+        newest = {int(run.results["seed"]): run for run in found}
+        older = [run for run in found if newest[int(run.results["seed"])] is not run]
+        variants.append(Variant(" ".join([mechanism, *sizes]), mechanism, dict(sorted(newest.items())), older))
+    plain = [variant for variant in variants if variant.mechanism == BASELINE]
+    preset = _preset(str(runs[0].results["preset"]))
     variants.sort(key=_mean_score, reverse=True)
-    return Group(title, variants, baseline, unfinished)
+    return Group(title, variants, max(plain, key=lambda each: _nearness(each, preset), default=None), unfinished)
+
+
+def others(variant: Variant) -> dict[str, Any]:
+    """Options of the model, those of the mechanism left out."""
+    return {
+        name: value
+        for name, value in _model(next(iter(variant.runs.values()))).items()
+        if f"{name}.".partition("model.attention.")[1] == ""
+    }
+
+
+def _preset(name: str) -> dict[str, Any]:
+    """Options of a preset; none where it is none of ours."""
+    path = CONFIGS / f"{name}.yaml"
+    return flat(yaml.load(path.read_text(encoding="utf-8"), _LOADER)) if path.is_file() else {}
+
+
+def _nearness(variant: Variant, preset: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Of several with plain Softmax: options as in the preset, then few that are on, then seeds, then a short name."""
+    options = others(variant)
+    other = sum(preset.get(name, value) != value for name, value in options.items())
+    return -other, -sum(bool(value) for value in options.values()), len(variant.runs), -len(variant.label)
 
 
 def _mean_score(variant: Variant) -> float:

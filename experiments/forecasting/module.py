@@ -14,12 +14,14 @@ from torchmetrics import Metric, MetricCollection
 
 from attnzoo import DiversityKind, Mechanism, Softmax
 from attnzoo.positions import PositionName
+from experiments.forecasting import exporting
 from experiments.forecasting.data import SeriesData
 from experiments.forecasting.drawing import attention_figure, forecast_figure
 from experiments.forecasting.network import Base, Branch, ForecastNetwork, InstanceNorm
 from experiments.forecasting.patches import Tokens
 from experiments.forecasting.scores import MODEL, BranchShare, Scores, pinball
 from experiments.forecasting.windows import Scaler
+from experiments.training.exporting import Part
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
 from experiments.training.samples import Samples, spread_evenly
@@ -202,6 +204,16 @@ class Forecaster(Experiment):
     def next_commands(self, checkpoint: str) -> list[str]:
         """Using the model that was trained."""
         return [f"make forecast CSV=FILE CKPT={checkpoint}"]
+
+    def export_parts(self) -> list[Part]:
+        """One network on scaled values."""
+        assert self.facts is not None
+        return exporting.parts(self._network, self.facts)
+
+    def export_texts(self) -> dict[str, str]:
+        """How values are scaled."""
+        assert self.facts is not None
+        return exporting.texts(self.facts, self.quantiles)
 
     def attention_pictures(self, batch: dict[str, Tensor]) -> dict[str, Any]:
         """The forecast of the first window of a batch, and what its tokens attended to."""

@@ -94,7 +94,7 @@ def _forecast(
         "encoding": encoding, "time_column": time_column, "series_column": series_column, "missing": missing,
         "gaps": gaps, "duplicates": duplicates,
     }  # fmt: skip
-    path = Path(ckpt) if ckpt else newest_finished("forecasting")
+    path = Path(ckpt) if ckpt else newest_finished(["forecasting"])
     console = Console(highlight=False, soft_wrap=True, markup=False)
     # First, for the newest run may not be the one that was meant, and what follows may not fit it.
     console.print(f"{csv}, by {path}")

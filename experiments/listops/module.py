@@ -12,8 +12,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from attnzoo import DiversityKind, Mechanism, Softmax
 from attnzoo.positions import PositionName
-from experiments.listops.expressions import encode
+from experiments.listops.expressions import SYMBOLS, encode
 from experiments.listops.network import ListOpsEncoder
+from experiments.training.exporting import Part, Probabilities
 from experiments.training.losses import cross_entropy_sum
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
@@ -94,6 +95,22 @@ class ListOpsClassifier(Experiment):
     def primary(self, values: dict[str, float]) -> float:
         """Accuracy."""
         return values["accuracy"]
+
+    def export_parts(self) -> list[Part]:
+        """Numbers of symbols [B, max_length], 0 at padding on the right, to probabilities [B, classes]."""
+        assert self.network is not None and self.facts is not None
+
+        def tokens(count: int) -> Tensor:
+            made = torch.randint(1, self.facts["symbols"], (count, self.facts["max_length"]))  # type: ignore[index]
+            made[0, 3:] = 0
+            return made
+
+        network = Probabilities(self.network)
+        return [Part("model", network, (tokens(2),), ({0: "batch"},), ["tokens"], ["probabilities"], (tokens(5),))]
+
+    def export_texts(self) -> dict[str, str]:
+        """The symbols, each on the line of its number."""
+        return {"symbols.txt": "\n".join(SYMBOLS) + "\n"}
 
     def predict(self, expression: str) -> Tensor:
         """Probabilities of the values 0 to 9, [10].

@@ -94,4 +94,5 @@ class ListOpsEncoder(nn.Module):
             x, more = block(x, mask=Mask(key_keep=real))
             aux = aux + more
         last = (real.sum(1) - 1).clamp(min=0)
-        return self.head(self.norm(x[torch.arange(len(x), device=x.device), last])), aux
+        rows = torch.arange(x.shape[0], device=x.device)  # len() would fix the number of rows in an export
+        return self.head(self.norm(x[rows, last])), aux

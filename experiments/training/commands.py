@@ -190,7 +190,8 @@ def _record(cli: ExperimentCLI, status: str, seconds: float, tested: dict[str, f
         # A run that was taken up again has cost the sum of its parts.
         "seconds": round(seconds + before.get("seconds", 0.0), 2),
         "steps": cli.trainer.global_step,
-        "epochs": cli.trainer.current_epoch,
+        # `current_epoch` is one behind after a checkpoint of the end of an epoch is loaded.
+        "epochs": cli.trainer.fit_loop.epoch_progress.current.processed,
         "parameters": None if network is None else console.parameter_count(network),
         "peak_memory_mib": max(runs.peak_memory_mib(), before.get("peak_memory_mib", 0.0)),
         speed: before.get(speed) if cli.throughput.per_second is None else cli.throughput.per_second,

@@ -161,8 +161,10 @@ class Report(ProgressBar):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """One line, where there is no bar."""
-        if self._bar is None:
-            self.print(f"{_epoch(trainer)}  step {trainer.global_step}  {figures(trainer)}")
+        measured = figures(trainer)
+        # None where a run goes on at the end of an epoch, which Lightning ends once more.
+        if self._bar is None and measured:
+            self.print(f"{_epoch(trainer)}  step {trainer.global_step}  {measured}")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the bar away."""
@@ -192,7 +194,8 @@ def head(preset: str, trainer: pl.Trainer, model: Experiment, folder: str) -> st
         ("device", f"{model.device}{threads}{processes}, precision {trainer.precision}"),
     ]
     if trainer.global_step:
-        rows.append(("goes on", f"after step {trainer.global_step}, in epoch {trainer.current_epoch + 1}"))
+        epoch = trainer.fit_loop.epoch_progress.current.processed
+        rows.append(("goes on", f"after step {trainer.global_step}, in epoch {epoch + 1}"))
     return _aligned(rows)
 
 

@@ -41,6 +41,19 @@ class Part(NamedTuple):
     check: tuple[Tensor, ...]
 
 
+class Probabilities(nn.Module):
+    """A classifier whose network gives logits and aux, as one that gives probabilities."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the network takes -> [B, classes]."""
+        logits, _ = self.network(inputs)
+        return logits.softmax(-1)
+
+
 def export(argv: list[str]) -> int:
     """Writes a model as .pt2 and .onnx. Arguments: see ``_export``."""
     return call(_export, argv, "python -m experiments export")
@@ -50,13 +63,14 @@ def _export(ckpt: str | None = None, out: str | None = None) -> int:
     """Write a model as PyTorch program (.pt2) and as ONNX, and compare both with the checkpoint.
 
     A classifier takes float pixels from 0 to 1, [batch, channels, height, width], and gives probabilities. A translator
-    is two networks, encoder and decoder, and its vocabularies; README.txt beside them says how they go together.
+    is two networks, encoder and decoder, and its vocabularies; README.txt beside them says how they go together. A
+    forecaster takes and gives scaled values; README.txt and scaling.json say how they are scaled.
 
     Args:
         ckpt: checkpoint; the best one of the newest finished run if null.
         out: folder to write to; `export` beside the checkpoint's run if null.
     """
-    path = Path(ckpt) if ckpt else newest_finished(None)
+    path = Path(ckpt) if ckpt else newest_finished(())
     model = Experiment.from_checkpoint(path)
     parts = model.export_parts()
     if not parts:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 
-def newest_finished(task: str | None, root: str = "runs") -> Path:
-    """``best.ckpt`` of the newest finished run of a task.
+def newest_finished(tasks: Collection[str], root: str = "runs") -> Path:
+    """``best.ckpt`` of the newest finished run of some tasks; ``last.ckpt`` where the run has never validated.
 
     Args:
-        task: as in ``results.json``: vision, translation, forecasting; any if None.
+        tasks: as in ``results.json``: vision, translation, forecasting, listops; any if empty.
         root: folder of all runs.
 
     Raises:
@@ -18,13 +19,14 @@ def newest_finished(task: str | None, root: str = "runs") -> Path:
     """
     found = []
     for results in Path(root).glob("*/*/results.json"):
-        best = results.parent / "checkpoints" / "best.ckpt"
         content = json.loads(results.read_text(encoding="utf-8"))
-        if task in (None, content["task"]) and content["status"] == "finished" and best.is_file():
-            found.append((results.stat().st_mtime, best))
+        if (tasks and content["task"] not in tasks) or content["status"] != "finished":
+            continue
+        places = [results.parent / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
+        found += [(results.stat().st_mtime, path) for path in places if path.is_file()][:1]
     if not found:
         raise ValueError(
-            f"no finished {task + ' ' if task else ''}run under {root}/; train one first, "
+            f"no finished {' or '.join(tasks)}{' ' if tasks else ''}run under {root}/; train one first, "
             f"or name a checkpoint by --ckpt=PATH (make: CKPT=PATH)"
         )
     return max(found)[1]

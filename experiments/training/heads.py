@@ -42,7 +42,7 @@ def _heads(ckpt: str | None = None, data: str | None = None, samples: int = SAMP
     if samples < 1:
         raise ValueError(f"--samples is {samples}; it must be at least 1.")
     console.quieten()
-    path = Path(ckpt) if ckpt else newest_finished(None)
+    path = Path(ckpt) if ckpt else newest_finished(())
     probes = probe_set(path, data, samples)
     health = probes.health(ablate=True)
     wide = Console(highlight=False, width=max(WIDTH, console.console.width))

@@ -74,7 +74,7 @@ def _translate(
     if alignment is not None:
         _check_place(Path(alignment))  # before hours of translating
     speak(Console(stderr=True, highlight=False))
-    path = Path(ckpt) if ckpt else newest_finished("translation")
+    path = Path(ckpt) if ckpt else newest_finished(["translation"])
     model = Translator.from_checkpoint(path)
     if alignment is not None and (why := blind(model)):
         raise ValueError(f"--alignment={alignment}: {why}")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
-from experiments.training.exporting import Part
+from experiments.training.exporting import Part, Probabilities
 from experiments.training.losses import LossMean, cross_entropy_sum
 from experiments.training.module import Experiment, Stage, Step
 from experiments.training.optim import Optim
@@ -21,19 +21,6 @@ from experiments.vision.pictures import read_picture, scale_pixels, to_tensor
 
 ANSWERS = ("first", "second", "third")
 """Classes that a picture of the table of samples is shown with, by their probability."""
-
-
-class Probabilities(nn.Module):
-    """What is exported: pixels 0 to 1 in, probabilities out."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, image: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, classes]."""
-        logits, _ = self.network(image)
-        return logits.softmax(-1)
 
 
 class NegativeLogLikelihood(LossMean):

@@ -36,7 +36,7 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     """
     if out is not None and Path(out).suffix not in PICTURES:
         raise ValueError(f"--out={out}: the attention picture is written as one of {', '.join(PICTURES)}")
-    path = Path(ckpt) if ckpt else newest_finished("vision")
+    path = Path(ckpt) if ckpt else newest_finished(["vision"])
     model = PictureClassifier.from_checkpoint(path)
     assert model.facts is not None
     pixels = model.read(image)

@@ -86,7 +86,9 @@ def test_only_runs_of_one_setting_are_compared(tmp_path: Path) -> None:
 def test_of_two_runs_with_one_seed_the_newer_counts(tmp_path: Path) -> None:
     make_run(tmp_path, score=0.1)
     make_run(tmp_path, score=0.7)
-    assert only_group(tmp_path).variants[0].scores == {0: 0.7}
+    group = only_group(tmp_path)
+    assert group.variants[0].scores == {0: 0.7}
+    assert notes(group) == ["1 left out, for a newer one has the same options and seed: vit/0001-softmax-seed0"]
 
 
 def test_models_that_differ_in_an_option_are_two_rows(tmp_path: Path) -> None:
@@ -99,6 +101,41 @@ def test_models_that_differ_in_an_option_are_two_rows(tmp_path: Path) -> None:
     assert labels == ["Softmax head_diversity=0.03", "Softmax", "Additive hidden_dim=131"]
     assert group.baseline is group.variants[1]
     assert row(group, "Softmax head_diversity=0.03")["difference"] == "+0.1000"
+
+
+def test_each_is_compared_with_the_softmax_that_differs_in_the_mechanism_alone(tmp_path: Path) -> None:
+    """The preset has learned positions and pools the mean; a short name makes no baseline, nor does a term at 0.3."""
+    learned = {"position": "learned", "pool": "mean", "head_diversity": 0.0}
+    make_run(tmp_path, "Softmax", 0.5, model={**learned, "position": "rope"})
+    make_run(tmp_path, "Softmax", 0.6, model=learned)
+    make_run(tmp_path, "Softmax", 0.8, model={**learned, "head_diversity": 0.3})
+    make_run(tmp_path, "Local", 0.65, model=learned)
+    make_run(tmp_path, "Local", 0.75, model={**learned, "position": "rope"})
+    make_run(tmp_path, "Local", 0.7, model={**learned, "position": "none"})
+    group = only_group(tmp_path)
+    found = {variant.label: row(group, variant.label)["difference"] for variant in group.variants}
+    assert found == {
+        "Softmax head_diversity=0.3 position=learned": "+0.2000",
+        "Local head_diversity=0.0 position=rope": "+0.2500",
+        "Local head_diversity=0.0 position=none": "+0.1000",
+        "Local head_diversity=0.0 position=learned": "+0.0500",
+        "Softmax head_diversity=0.0 position=learned": "baseline",
+        "Softmax head_diversity=0.0 position=rope": "-0.1000",
+    }
+
+
+def test_a_title_has_as_few_options_as_tell_its_group_from_the_others(tmp_path: Path) -> None:
+    """Many options of one run alone do not hide what tells the other two apart."""
+    many = {f"option_{number}": number for number in range(9)}
+    make_run(tmp_path, trainer={"max_steps": 21})
+    make_run(tmp_path, trainer={"max_steps": 42})
+    make_run(tmp_path, trainer={"max_steps": 42, **many})
+    titles = [group.title for group in groups(find(str(tmp_path)))]
+    assert titles == [
+        "vit, trainer.max_steps=21",
+        "vit, trainer.max_steps=42, trainer.option_0=not set",
+        "vit, trainer.option_0=0",
+    ]
 
 
 def test_runs_without_a_score_or_an_end_are_named(tmp_path: Path) -> None:

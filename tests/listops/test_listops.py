@@ -125,3 +125,13 @@ def test_wrong_sizes_are_refused(
     )
     assert said in capsys.readouterr().err
     assert not list(tmp_path.glob("listops/*"))
+
+
+@pytest.mark.slow
+def test_a_model_is_exported_with_its_symbols(tmp_path: Path) -> None:
+    words = [f"--run.root={tmp_path}", "--run.wandb=false", "--run.samples=0", "--trainer.max_steps=2", *SMALL]
+    assert main(["fit", "--config=listops", *words]) == 0
+    (ckpt,) = tmp_path.glob("*/*/checkpoints/last.ckpt")
+    assert main(["export", f"--ckpt={ckpt}", f"--out={tmp_path}"]) == 0
+    assert (tmp_path / "symbols.txt").read_text().split() == list(SYMBOLS)
+    assert (tmp_path / "model.onnx").is_file()

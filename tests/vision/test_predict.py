@@ -136,6 +136,17 @@ def test_the_newest_finished_run_is_used_and_none_is_said(
     assert "best.ckpt" in capsys.readouterr().out
 
 
+def test_a_run_that_never_validated_is_used_by_its_last_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--run.root=runs", "--trainer.max_steps=2", "--trainer.limit_val_batches=0", *SMALL]
+    assert main(["fit", "--config=vit", *words]) == 0
+    Image.new("L", (8, 8), 30).save("dark.png")
+    assert main(["classify", "--image=dark.png"]) == 0
+    assert "last.ckpt" in capsys.readouterr().out
+
+
 def test_a_mechanism_with_parameters_is_drawn_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Additive: its map hangs on a parameter, and its chunks on the batch."""
     arguments = [f"--run.root={tmp_path / 'runs'}", "--model.attention=Additive", "--trainer.max_steps=2", *SMALL]
