@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
+
+from experiments.training.runs import read_results
 
 
 def newest_finished(tasks: Collection[str], root: str = "runs") -> Path:
@@ -19,8 +20,8 @@ def newest_finished(tasks: Collection[str], root: str = "runs") -> Path:
     """
     found = []
     for results in Path(root).glob("*/*/results.json"):
-        content = json.loads(results.read_text(encoding="utf-8"))
-        if (tasks and content["task"] not in tasks) or content["status"] != "finished":
+        content = read_results(results.parent)
+        if not content or (tasks and content["task"] not in tasks) or content["status"] != "finished":
             continue
         places = [results.parent / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")]
         found += [(results.stat().st_mtime, path) for path in places if path.is_file()][:1]

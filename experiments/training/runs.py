@@ -155,11 +155,27 @@ class RunFolder:
         write_whole(self.results, (json.dumps(results, indent=2, allow_nan=False) + "\n").encode())
 
     def read_results(self) -> dict[str, Any]:
-        """Content of `results.json`, empty where there is none yet."""
-        if not self.results.is_file():
-            return {}
-        content: dict[str, Any] = json.loads(self.results.read_text())
-        return content
+        """Content of `results.json`, empty where there is none, or none that can be read."""
+        return read_results(self.path) or {}
+
+
+def read_results(folder: Path) -> dict[str, Any] | None:
+    """Content of `results.json` in a folder of a run.
+
+    Empty where there is none yet. None, after a warning that names the file, where it is empty, cut off, or not of a
+    run: whoever looks through many folders passes this one over.
+    """
+    path = folder / "results.json"
+    if not path.exists():
+        return {}
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or not all(isinstance(content.get(key), str) for key in ("task", "status")):
+            raise ValueError("it has no task and status, so no run has written it")
+    except (OSError, ValueError) as error:
+        log.warning("%s is passed over: %s.", path, error)
+        return None
+    return content
 
 
 def run_number(path: Path) -> int | None:
@@ -200,7 +216,8 @@ def newest_unfinished(root: str, preset: str | None, name: str | None) -> Path |
         folder = path.parent.parent
         if run_number(folder) is None or (name is not None and folder.name.partition("-")[2] != name):
             continue
-        if RunFolder(folder).read_results().get("status") == "finished":
+        results = read_results(folder)
+        if results is None or results.get("status") == "finished":
             continue
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
         free = _lock(folder, file)

@@ -82,7 +82,8 @@ def test_a_run_keeps_the_row_and_its_checkpoint_answers(tmp_path: Path) -> None:
     assert main(["fit", *words]) == 0
     (folder,) = tmp_path.glob("listops/*")
     from experiments.comparing.compare import notes
-    from experiments.comparing.reading import find, groups
+    from experiments.comparing.grouping import groups
+    from experiments.comparing.reading import find
 
     (group,) = groups(find(str(tmp_path)))
     (run,) = group.variants[0].runs.values()

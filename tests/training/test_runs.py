@@ -15,9 +15,10 @@ import torch
 from training_toys import Toy, ToyData, trainer
 
 from experiments.__main__ import main
+from experiments.training.finding import newest_finished
 from experiments.training.loggers import CsvRows
 from experiments.training.pictures import save_pictures
-from experiments.training.runs import RunFolder, RunOptions, newest_last
+from experiments.training.runs import RunFolder, RunOptions, newest_last, newest_unfinished
 from experiments.training.throughput import Throughput
 from experiments.training.wandb_rows import WandbRows, logged_in
 
@@ -289,5 +290,25 @@ def test_pictures_are_files(tmp_path: Path) -> None:
 def test_results_are_written_whole(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.read_results() == {}
-    folder.write_results({"a": 1})
-    assert json.loads((tmp_path / "results.json").read_text()) == folder.read_results() == {"a": 1}
+    content = {"task": "toy", "status": "finished"}
+    folder.write_results(content)
+    assert json.loads((tmp_path / "results.json").read_text()) == folder.read_results() == content
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"task": "toy", "sta', '["finished"]', "{}", '{"task": 1, "status": 2}', "\0\xff"]
+)
+def test_a_results_file_that_no_run_has_written_costs_a_line_and_no_command(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a command that looks for a finished run, nor one that looks for an unfinished run."""
+    for number, written in enumerate((text, '{"task": "toy", "status": "finished"}'), start=1):
+        folder = tmp_path / "toy" / f"{number}-a"
+        (folder / "checkpoints").mkdir(parents=True)
+        for name in ("best", "last"):
+            (folder / "checkpoints" / f"{name}.ckpt").touch()
+        (folder / "results.json").write_bytes(written.encode("latin-1"))
+    assert newest_finished(["toy"], str(tmp_path)).parts[-3] == "2-a"
+    assert newest_unfinished(str(tmp_path), "toy", None) is None
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and all(str(tmp_path / "toy" / "1-a" / "results.json") in line for line in said)
