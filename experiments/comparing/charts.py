@@ -15,8 +15,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from experiments.comparing.grouping import Group, Variant
 from experiments.comparing.judging import half_width
-from experiments.comparing.reading import Group, Run, Variant
+from experiments.comparing.reading import Run
 
 POINTS = 200
 """Of a curve; longer ones are thinned by the mean of neighbours, so that a page of many runs stays light."""

@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from experiments.comparing.grouping import Group, Variant, groups
 from experiments.comparing.judging import difference, half_width
-from experiments.comparing.reading import Group, Run, Variant, find, groups
+from experiments.comparing.reading import Run, find
 from experiments.training import options
 
 ALL_PAIRS = 0.9
@@ -53,7 +54,7 @@ def show(runs: str = "runs/*/*", out: str | None = None) -> int:
 
     Args:
         runs: which run folders, as a glob pattern.
-        out: the page; compare.html in the folder of all runs where not given.
+        out: the page; runs/compare.html where not given.
     """
     from experiments.comparing.page import write
 

@@ -19,7 +19,8 @@ from plotly.offline import get_plotlyjs
 
 from experiments.comparing import charts
 from experiments.comparing.compare import HEADS, LEGEND, cells, notes
-from experiments.comparing.reading import Group, Run, flat
+from experiments.comparing.grouping import Group
+from experiments.comparing.reading import Run, flat
 from experiments.training.writing import write_whole
 
 HERE = Path(__file__).parent

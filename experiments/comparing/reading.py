@@ -1,25 +1,19 @@
-"""Runs as they stand in their folders, sorted into groups of what can be compared."""
+"""Runs as they stand in their folders."""
 
 from __future__ import annotations
 
 import csv
-import inspect
 import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from attnzoo import CATALOGUE
-from experiments.training.usage import CONFIGS
-
 SCORE = "test/primary"
-BASELINE = "Softmax"
-_NOT_PART = ("run", "seed_everything", "ckpt_path", "checkpoint", "head_monitor")
-"""Options that change no number of a run, or are the seed."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +24,13 @@ class Run:
         path: the folder.
         results: `results.json`.
         config: `config.yaml`.
+        rows: of `metrics.csv`, none where there is no file.
     """
 
     path: Path
     results: dict[str, Any]
     config: dict[str, Any]
-
-    @cached_property
-    def rows(self) -> list[dict[str, str]]:
-        """Rows of `metrics.csv`, none where there is no file."""
-        path = self.path / "metrics.csv"
-        if not path.is_file():
-            return []
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+    rows: list[dict[str, str]]
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -62,63 +49,6 @@ class Run:
         return f"{self.path.parent.name}/{self.path.name}"
 
 
-@dataclass
-class Variant:
-    """One model in several seeds.
-
-    Attributes:
-        label: mechanism, and what else tells it from others of its group.
-        mechanism: name of the class.
-        runs: seed -> the newest finished run.
-        older: finished runs of which a newer one has the same options and seed.
-    """
-
-    label: str
-    mechanism: str
-    runs: dict[int, Run] = field(default_factory=dict)
-    older: list[Run] = field(default_factory=list)
-
-    @property
-    def scores(self) -> dict[int, float]:
-        """Seed -> `test/primary`."""
-        return {seed: run.score for seed, run in self.runs.items() if run.score is not None}
-
-    def mean(self, key: str) -> float | None:
-        """Mean over the seeds of a figure of `results.json`, None where no run has it."""
-        values = [run.results[key] for run in self.runs.values() if run.results.get(key) is not None]
-        return sum(values) / len(values) if values else None
-
-    @property
-    def flops(self) -> float | None:
-        """Of a forward pass for one sample, whatever the task calls one."""
-        results = next(iter(self.runs.values())).results
-        return self.mean(next((key for key in results if key.startswith("flops_per_")), ""))
-
-
-@dataclass
-class Group:
-    """Runs that differ in their model alone: same preset, data and training.
-
-    Attributes:
-        title: the preset, and what tells it from other groups of the preset.
-        variants: the best mean score first.
-        baseline: of the variants with plain `Softmax` the one nearest to the preset; None where there is none.
-        open: runs that have not finished, by status.
-    """
-
-    title: str
-    variants: list[Variant]
-    baseline: Variant | None
-    open: dict[str, list[Run]]
-
-    def against(self, variant: Variant) -> Variant | None:
-        """What a variant is compared with: the Softmax that differs in the mechanism alone, or else `baseline`."""
-        if variant.mechanism == BASELINE:
-            return self.baseline
-        alike = (each for each in self.variants if each.mechanism == BASELINE and others(each) == others(variant))
-        return next(alike, self.baseline)
-
-
 def find(pattern: str, say: Callable[[str], None] = print) -> list[Run]:
     """The runs that a glob pattern names, or that lie in the folders that it names.
 
@@ -134,7 +64,13 @@ def find(pattern: str, say: Callable[[str], None] = print) -> list[Run]:
     # A pattern that begins at the root of the disk cannot be looked for from here.
     places = [whole] if whole.is_dir() else sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
     for path in places:
-        inside = [file.parent for depth in ("", "*/", "*/*/") for file in path.glob(f"{depth}results.json")]
+        # A run that was killed has no results.
+        inside = [
+            file.parent
+            for depth in ("", "*/", "*/*/")
+            for name in ("results.json", "config.yaml")
+            for file in path.glob(f"{depth}{name}")
+        ]
         folders += inside if path.is_dir() else []
     runs = [run for folder in sorted(set(folders)) if (run := _read(folder, say)) is not None]
     if not runs:
@@ -142,15 +78,6 @@ def find(pattern: str, say: Callable[[str], None] = print) -> list[Run]:
             f"No runs at {pattern}; train some (make sweep EXP=vit), or name others by RUNS='runs/vit/*' (--runs)."
         )
     return runs
-
-
-def groups(runs: list[Run]) -> list[Group]:
-    """Sort runs by what can be compared; groups by preset, variants by their mean score."""
-    by_setting: dict[str, list[Run]] = {}
-    for run in runs:
-        by_setting.setdefault(json.dumps(_setting(run), sort_keys=True), []).append(run)
-    titles = _titles([json.loads(setting) for setting in by_setting])
-    return [_group(title, found) for title, found in sorted(zip(titles, by_setting.values(), strict=True), key=_first)]
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -171,114 +98,67 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def _read(folder: Path, say: Callable[[str], None]) -> Run | None:
     try:
-        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), _LOADER)
-        if not isinstance(results["metrics"], dict) or not isinstance(config["model"], dict):
-            raise ValueError("metrics or model are missing")
-        return Run(folder, results, config)
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
+        if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+            raise ValueError("config.yaml has no model")
+        json.dumps(config)
+        return Run(folder, _results(folder, config), config, _rows(folder / "metrics.csv"))
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, csv.Error) as error:
         say(f"left out, for it cannot be read: {folder}: {str(error).splitlines()[0]}")
         return None
 
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TEXTS = ("preset", "mechanism", "status")
+_NUMBERS = ("parameters", "epochs", "step_ms", "peak_memory_mib", "visible_pairs")
 
 
-def _setting(run: Run) -> dict[str, Any]:
-    """All options but the seed and those of the model."""
-    kept = {
-        name: value
-        for name, value in run.options.items()
-        if name.partition(".")[0] not in _NOT_PART and not name.startswith("model.")
-    }
-    return {**kept, "preset": run.results["preset"]}
+def _results(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """What `results.json` says, figures that are not finite as None; as far as is known where there is no file.
 
-
-def _titles(settings: list[dict[str, Any]]) -> list[str]:
-    return [_title(setting, [each for each in settings if each["preset"] == setting["preset"]]) for setting in settings]
-
-
-def _title(setting: dict[str, Any], of_preset: list[dict[str, Any]]) -> str:
-    """The preset, and as few options as tell the setting from the others of the preset."""
-    names: list[str] = []
-    rest = [other for other in of_preset if other != setting]
-    while rest:
-        # One that is set tells more than one that is not; then by name, so that the order of runs says nothing.
-        found = sorted(set().union(*rest, setting) - set(names))
-        name = max(
-            found, key=lambda name: (sum(other.get(name) != setting.get(name) for other in rest), name in setting)
-        )
-        names.append(name)
-        rest = [other for other in rest if other.get(name) == setting.get(name)]
-    return ", ".join([str(setting["preset"]), *(f"{name}={setting.get(name, 'not set')}" for name in names)])
-
-
-def _first(pair: tuple[str, list[Run]]) -> str:
-    return pair[0]
-
-
-def _group(title: str, runs: list[Run]) -> Group:
-    unfinished: dict[str, list[Run]] = {}
-    by_model: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.results.get("status") != "finished":
-            unfinished.setdefault(str(run.results.get("status")), []).append(run)
-        else:
-            by_model.setdefault(json.dumps(_model(run), sort_keys=True), []).append(run)
-    models = [json.loads(key) for key in by_model]
-    differ = {name for name in set().union(*models) if any(model.get(name) != models[0].get(name) for model in models)}
-    variants = []
-    for model, found in zip(models, by_model.values(), strict=True):
-        mechanism = str(found[0].results["mechanism"])
-        sizes = [f"{name}={value}" for name, value in _sizes(found[0]).items()]
-        rest = sorted(name for name in differ if f"{name}.".partition("model.attention.")[1] == "")
-        sizes += [f"{name.removeprefix('model.')}={model[name]}" for name in rest if name in model]
-        # By number, so that of two runs with one seed the newer stays.
-        found.sort(key=lambda run: run.path.name)
-        newest = {int(run.results["seed"]): run for run in found}
-        older = [run for run in found if newest[int(run.results["seed"])] is not run]
-        variants.append(Variant(" ".join([mechanism, *sizes]), mechanism, dict(sorted(newest.items())), older))
-    plain = [variant for variant in variants if variant.mechanism == BASELINE]
-    preset = _preset(str(runs[0].results["preset"]))
-    variants.sort(key=_mean_score, reverse=True)
-    return Group(title, variants, max(plain, key=lambda each: _nearness(each, preset), default=None), unfinished)
-
-
-def others(variant: Variant) -> dict[str, Any]:
-    """Options of the model, those of the mechanism left out."""
+    Raises:
+        ValueError: it does not hold what every run writes.
+    """
+    path = folder / "results.json"
+    if not path.is_file():
+        mechanism = flat(config["model"].get("init_args", {})).get("attention", "?")
+        known = {"preset": folder.parent.name, "mechanism": str(mechanism).rpartition(".")[2], "metrics": {}}
+        return {**known, "seed": config.get("seed_everything") or 0, "status": "without an end (killed, or running)"}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("metrics"), dict):
+        raise ValueError("results.json has no metrics")
+    for name in _TEXTS:
+        if not isinstance(content.get(name), str):
+            raise ValueError(f"results.json: {name} should be a word, got {content.get(name)!r}")
+    if type(content.get("seed")) is not int:
+        raise ValueError(f"results.json: seed should be a whole number, got {content.get('seed')!r}")
+    costs = {name for name in content if name in _NUMBERS or name.startswith("flops_per_")}
     return {
-        name: value
-        for name, value in _model(next(iter(variant.runs.values()))).items()
-        if f"{name}.".partition("model.attention.")[1] == ""
+        **content,
+        **{name: _number(name, content[name]) for name in costs},
+        "metrics": {name: _number(name, value) for name, value in content["metrics"].items()},
     }
 
 
-def _preset(name: str) -> dict[str, Any]:
-    """Options of a preset; none where it is none of ours."""
-    path = CONFIGS / f"{name}.yaml"
-    return flat(yaml.load(path.read_text(encoding="utf-8"), _LOADER)) if path.is_file() else {}
+def _number(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"results.json: {name} should be a number, got {value!r}")
+    return value if math.isfinite(value) else None
 
 
-def _nearness(variant: Variant, preset: dict[str, Any]) -> tuple[int, int, int, int]:
-    """Of several with plain Softmax: options as in the preset, then few that are on, then seeds, then a short name."""
-    options = others(variant)
-    other = sum(preset.get(name, value) != value for name, value in options.items())
-    return -other, -sum(bool(value) for value in options.values()), len(variant.runs), -len(variant.label)
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows, 2):
+        for name, value in row.items():
+            try:
+                float(value or 0)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"metrics.csv, line {number}, {name}: {value!r} is no number") from error
+    return rows
 
 
-def _mean_score(variant: Variant) -> float:
-    scores = variant.scores.values()
-    return sum(scores) / len(scores) if scores else float("-inf")
-
-
-def _model(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in run.options.items() if name.partition(".")[0] == "model"}
-
-
-def _sizes(run: Run) -> dict[str, Any]:
-    """Options of the mechanism that are not its defaults."""
-    given = {name.removeprefix("model.attention."): value for name, value in _model(run).items()
-             if name.startswith("model.attention.")}  # fmt: skip
-    known = CATALOGUE.get(str(run.results["mechanism"]))
-    defaults = {} if known is None else {n: p.default for n, p in inspect.signature(known).parameters.items()}
-    return {name: value for name, value in given.items() if defaults.get(name) != value}
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -9,8 +9,9 @@ import pytest
 from made_runs import make_run
 
 from experiments.comparing.compare import MARK, cells, notes
+from experiments.comparing.grouping import Group, groups
 from experiments.comparing.judging import difference, half_width
-from experiments.comparing.reading import Group, find, groups
+from experiments.comparing.reading import find
 
 T_975_2 = 4.302653
 """Student's t with two degrees of freedom, 97.5 %, from a table."""

@@ -14,7 +14,8 @@ from made_runs import fifty, make_run
 from experiments.comparing import page
 from experiments.comparing.charts import POINTS, colours
 from experiments.comparing.compare import compare
-from experiments.comparing.reading import find, groups
+from experiments.comparing.grouping import groups
+from experiments.comparing.reading import find
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

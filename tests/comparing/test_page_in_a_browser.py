@@ -11,7 +11,8 @@ import pytest
 from made_runs import fifty
 
 from experiments.comparing import page
-from experiments.comparing.reading import find, groups
+from experiments.comparing.grouping import groups
+from experiments.comparing.reading import find
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
