@@ -40,7 +40,11 @@ def page(name: str, cls: type[Mechanism], speed: dict[str, Any]) -> str:
     """Formula, pattern, when to take it, and what was measured."""
     module = inspect.getdoc(inspect.getmodule(cls)) or ""
     head, _, advice = module.partition("\nUse it when ")
-    assert advice, f"{cls.__module__}: the header says neither when to use it nor when not"
+    if not advice:
+        raise ValueError(
+            f"attnzoo/mechanisms/{cls.__module__.rpartition('.')[2]}.py: its first text should end in a paragraph that "
+            f"begins 'Use it when' and one that begins 'Not when', which stand on the page of {name}"
+        )
     title, _, formula = head.strip().partition("\n")
     path = f"../../{cls.__module__.replace('.', '/')}.py"
     lines = [
@@ -181,4 +185,7 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
