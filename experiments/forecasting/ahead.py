@@ -122,7 +122,7 @@ def _series_number(facts: dict[str, Any], name: str, title: str) -> int:
         return 0
     if name not in facts["series"]:
         raise ValueError(
-            f"{title}: series {name!r} was not in training, and the model has a scale for each series. Train with "
-            "--data.scaling=column to forecast others."
+            f"{title}: series {name!r} was not in training, and the model has a scale for each series. Others "
+            "are forecast by a model that has --data.scaling=column."
         )
     return int(facts["series"].index(name))

@@ -1,4 +1,4 @@
-"""Cells of a file, still without meaning: CSV, parquet, or a data set of a hub, and text turned into numbers."""
+"""Cells of a file, still without meaning: CSV, parquet, or a data set of a hub."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from experiments.forecasting.signatures import check_text
+
 HUB = "hub:"
 MISSING = ("", "na", "n/a", "nan", "null", "none", "<na>")
 """Words that stand for a missing value, in any case."""
+
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*|\d{4}-\d{2}")
+"""What a stamp looks like."""
 
 _SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
@@ -26,19 +31,21 @@ class Cells:
             other files count from 1.
         title: what to call the file in a message.
         unit: "line" or "row".
+        separator: between the cells of a text file; None in other files.
     """
 
     frame: pd.DataFrame
     lines: np.ndarray
     title: str
     unit: str
+    separator: str | None = None
 
     def at(self, row: int) -> str:
         """Where a row stands, for a message."""
         return f"{self.unit} {self.lines[row]}"
 
 
-def read_cells(path: str, *, separator: str, encoding: str, header: bool) -> Cells:
+def read_cells(path: str, *, separator: str, encoding: str, header: bool, decimal: str = ".") -> Cells:
     """Read a table without giving its cells a meaning; cells of text files stay text.
 
     Args:
@@ -46,10 +53,11 @@ def read_cells(path: str, *, separator: str, encoding: str, header: bool) -> Cel
         separator: between the cells of a CSV file.
         encoding: of a CSV file.
         header: whether the first line of a CSV file names the columns; without it they are 0, 1, 2, ...
+        decimal: the sign before the fraction, by which a first line of values is told from one of names.
 
     Raises:
-        ValueError: no rows, two columns of one name, a line with too many cells, bytes of another encoding, or a
-            separator that does not separate.
+        ValueError: no rows, two columns of one name, a first line of values, a line with too many cells, bytes of
+            another encoding, a file that is no text, or a separator that does not separate.
         FileNotFoundError: no such file.
     """
     if path.startswith(HUB):
@@ -64,7 +72,7 @@ def read_cells(path: str, *, separator: str, encoding: str, header: bool) -> Cel
         )
     if file.suffix == ".parquet":
         return _typed(pd.read_parquet(file).reset_index(), file.name)
-    return _read_text(file, separator, encoding, header)
+    return _read_text(file, separator, encoding, header, decimal)
 
 
 def _read_hub(name: str) -> Cells:
@@ -88,7 +96,8 @@ def _typed(frame: pd.DataFrame, title: str) -> Cells:
     return Cells(frame, np.arange(1, len(frame) + 1), title, "row")
 
 
-def _read_text(file: Path, separator: str, encoding: str, header: bool) -> Cells:
+def _read_text(file: Path, separator: str, encoding: str, header: bool, decimal: str) -> Cells:
+    check_text(file, encoding)
     try:
         frame = pd.read_csv(
             file, sep=separator, encoding="utf-8-sig" if encoding.lower() in ("utf-8", "utf8") else encoding,
@@ -101,6 +110,10 @@ def _read_text(file: Path, separator: str, encoding: str, header: bool) -> Cells
             f"{file.name} is not {encoding}: {error.reason} at byte {error.start} "
             f"(0x{error.object[error.start]:02X}). Name its encoding by --data.table.encoding, such as latin-1."
         ) from error
+    except UnicodeError as error:
+        raise ValueError(
+            f"{file.name} is not {encoding}: {error}. Name its encoding by --data.table.encoding."
+        ) from error
     except LookupError as error:
         raise ValueError(
             f"--data.table.encoding={encoding}: {error}; an encoding such as utf-8 was expected."
@@ -108,7 +121,7 @@ def _read_text(file: Path, separator: str, encoding: str, header: bool) -> Cells
     except pd.errors.ParserError as error:
         raise ValueError(_too_many_cells(file.name, str(error), separator)) from error
     names = [str(name).strip() for name in frame.iloc[0]] if header else [str(n) for n in range(frame.shape[1])]
-    _check_names(file.name, names, separator, header)
+    _check_names(file.name, names, separator, header, decimal)
     frame = frame.iloc[1:] if header else frame
     frame.columns = names
     filled = (frame != "").any(axis=1).to_numpy()
@@ -116,7 +129,7 @@ def _read_text(file: Path, separator: str, encoding: str, header: bool) -> Cells
     frame, lines = frame[filled].reset_index(drop=True), lines[filled]  # blank lines are no rows
     if frame.empty:
         raise ValueError(f"{file.name} has a header and no rows; lines of numbers were expected.")
-    return Cells(frame, lines, file.name, "line")
+    return Cells(frame, lines, file.name, "line", separator)
 
 
 def _too_many_cells(title: str, message: str, separator: str) -> str:
@@ -131,80 +144,43 @@ def _too_many_cells(title: str, message: str, separator: str) -> str:
     )
 
 
-def _check_names(title: str, names: list[str], separator: str, header: bool) -> None:
+def _check_names(title: str, names: list[str], separator: str, header: bool, decimal: str) -> None:
     if len(names) == 1:
-        other = next((sign for sign in _SEPARATORS if sign != separator and sign in names[0]), None)
+        other = next((sign for sign in _SEPARATORS if sign not in (separator, decimal) and sign in names[0]), None)
         if other is not None:
             raise ValueError(
                 f"{title}, line 1: one column, {names[0]!r}, with {_name(separator)} as separator. "
                 f"Is it {_name(other)}? Then give --data.table.separator={other!r}."
             )
+    values = _kind_of_values(names, decimal) if header else None
+    if values is not None:
+        raise ValueError(
+            f"{title}, line 1: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}: {values} where the names of "
+            "the columns were expected.\nIf it has no line of names, give --data.table.header=false; the columns are "
+            "then 0, 1, 2, ..."
+        )
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
         raise ValueError(f"{title}, line 1: two columns are named {twice!r}; give each a name of its own.")
-    if header and len(names) > 1 and all(_is_number(name) for name in names):
-        raise ValueError(
-            f"{title}, line 1: numbers where the names of the columns were expected. If it has no line of names, "
-            "give --data.table.header=false; the columns are then 0, 1, 2, ..."
-        )
+
+
+def _kind_of_values(names: list[str], decimal: str) -> str | None:
+    """What stands in a first line without names: numbers and stamps alone, or both beside other text; else None."""
+    numeric = [is_number(name.replace(decimal, ".")) for name in names]
+    stamps = [_DATE.fullmatch(name) is not None for name in names]
+    if all(numeric):
+        return "numbers"
+    return "numbers or stamps" if all(map(max, numeric, stamps)) or (any(numeric) and any(stamps)) else None
 
 
 def _name(separator: str) -> str:
     return _SEPARATORS.get(separator, repr(separator))
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether Python reads it as one."""
     try:
         float(text)
     except ValueError:
         return False
     return True
-
-
-def numbers(cells: Cells, column: str, *, decimal: str, missing_marks: tuple[str, ...]) -> np.ndarray:
-    """A column as float64 [rows], NaN where a value is missing.
-
-    Args:
-        cells: the table.
-        column: its name.
-        decimal: the sign before the fraction.
-        missing_marks: what else stands for a missing value, beside an empty cell, NA, NaN and the like.
-
-    Raises:
-        ValueError: a cell that is no number, with its place.
-    """
-    found = cells.frame[column]
-    if pd.api.types.is_numeric_dtype(found) and not pd.api.types.is_bool_dtype(found):
-        values = found.to_numpy(dtype=np.float64, na_value=np.nan)
-        marks = [float(mark) for mark in missing_marks if _is_number(mark)]
-        values = np.where(np.isin(values, marks), np.nan, values) if marks else values
-        text = found.astype(str)
-    else:
-        text = found.astype(str).str.strip()
-        missing = text.str.lower().isin(MISSING) | text.isin(missing_marks)
-        other = "." if decimal == "," else ","
-        plain = text.str.replace(decimal, ".") if decimal != "." else text
-        values = pd.to_numeric(plain, errors="coerce").to_numpy(dtype=np.float64)
-        values = np.where(text.str.contains(other, regex=False), np.nan, values)
-        values = np.where(missing, np.nan, values)
-        wrong = np.flatnonzero(np.isnan(values) & ~missing.to_numpy())
-        if len(wrong):
-            raise ValueError(_no_number(cells, column, text, int(wrong[0]), decimal))
-    infinite = np.flatnonzero(np.isinf(values))
-    if len(infinite):
-        raise ValueError(_no_number(cells, column, text, int(infinite[0]), decimal))
-    return values
-
-
-def _no_number(cells: Cells, column: str, text: pd.Series, row: int, decimal: str) -> str:
-    found = text.iloc[row]
-    other = "," if decimal == "." else "."
-    swapped = _is_number(found.replace(decimal, "").replace(other, ".")) and other in found
-    advice = (
-        f"If {other!r} stands before the fraction, give --data.table.decimal={other!r}."
-        if swapped
-        else "Mend it, or name a sign for a missing value by --data.table.missing_marks, the column that names the "
-        "series by --data.table.series_column, or the columns to be read by --data.table.targets and "
-        "--data.table.inputs."
-    )
-    return f"{cells.title}, {cells.at(row)}, column {column!r}: {found!r} where a number was expected.\n{advice}"

@@ -53,7 +53,9 @@ def read_stamps(
 
 def _parse(cells: Cells, column: str, text: pd.Series, date_format: str | None) -> pd.DatetimeIndex:
     form = "ISO8601" if date_format is None else date_format
-    times = pd.to_datetime(text, format=form, errors="coerce", utc=bool(text.str.contains(_OFFSET).any()))
+    zoned = text.str.contains(_OFFSET).to_numpy()
+    _check_one_kind(cells, column, text, zoned)
+    times = pd.to_datetime(text, format=form, errors="coerce", utc=bool(zoned.any()) or "%z" in form)
     wrong = np.flatnonzero(times.isna())
     if len(wrong) == 0:
         return pd.DatetimeIndex(times)
@@ -66,7 +68,19 @@ def _parse(cells: Cells, column: str, text: pd.Series, date_format: str | None) 
     return pd.DatetimeIndex(pd.to_datetime(text, format=_certain_format(cells, column, text, wrong)))
 
 
-_OFFSET = r"\d(?:Z|[+-]\d{2}:?\d{2})$"
+_OFFSET = r"[T ]\d{1,2}(?::?\d{2}){0,2}(?:[.,]\d+)?\s?(?:Z|[+-]\d{2}(?::?\d{2})?)$"
+"""The zone behind a time of day; without one, 31-01-2024 would have it too."""
+
+
+def _check_one_kind(cells: Cells, column: str, text: pd.Series, zoned: np.ndarray) -> None:
+    plain = np.flatnonzero(~zoned & (text != "").to_numpy())
+    if len(plain) and zoned.any():
+        a, b = int(np.flatnonzero(zoned)[0]), int(plain[0])
+        raise ValueError(
+            f"{cells.title}, {cells.at(max(a, b))}, column {column!r}: stamps with and without a zone are mixed, "
+            f"{text.iloc[a]!r} in {cells.at(a)} and {text.iloc[b]!r} in {cells.at(b)}.\nOne form for all was expected; "
+            "mend the stamps."
+        )
 
 
 def _certain_format(cells: Cells, column: str, text: pd.Series, wrong: np.ndarray) -> str:

@@ -17,7 +17,18 @@ from experiments.forecasting.cells import HUB
 from experiments.forecasting.clock import CalendarName, calendar_features, usual_calendar
 from experiments.forecasting.policies import Rows
 from experiments.forecasting.table import Table, TableOptions, from_frame, read_table
-from experiments.forecasting.windows import PARTS, Scaler, Scaling, Split, Store, Windows, borders, naive_error, origins
+from experiments.forecasting.windows import (
+    PARTS,
+    Scaler,
+    Scaling,
+    Split,
+    Store,
+    Windows,
+    borders,
+    check_scaled,
+    naive_error,
+    origins,
+)
 from experiments.training.sampling import ResumableBatches, ResumableLoader, in_turn, share_of
 
 log = logging.getLogger("experiments")
@@ -137,6 +148,7 @@ class SeriesData(lightning.LightningDataModule):
             table = self.read()
             names, targets = self._calendar(table), len(table.targets)
             season = self._season(table)
+            check_scaled(table, self._fitted())
             past = [row.values[: borders(len(row.values), self.split)["test"][0], :targets] for row in table.rows]
             self._store = Store(
                 table.rows,
@@ -272,6 +284,12 @@ def _continued(table: Table, more: Table) -> Table:
     if odd or [more.targets, more.inputs] != [table.targets, table.inputs]:
         what = f"series {odd[0]!r} is in one of them only" if odd else "their columns differ"
         raise ValueError(f"{more.title} (--data.test_path) does not continue {table.title}: {what}.")
+    if more.zone != table.zone:
+        kinds = " and ".join("none" if zone is None else zone for zone in (more.zone, table.zone))
+        raise ValueError(
+            f"{more.title} (--data.test_path) does not continue {table.title}: the zones of their stamps are {kinds}. "
+            "Mend the stamps, or give both a zone by --data.table.time_zone."
+        )
     rows = []
     for row in table.rows:
         after = rest[row.name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from experiments.training.finding import newest_finished
 from experiments.training.options import call
 from experiments.training.writing import write_whole
 
+log = logging.getLogger("experiments")
+
 SHOWN_LOOKBACKS = 2
 """How much history the picture shows, in lookbacks."""
 
@@ -34,21 +37,32 @@ SHOWN_LOOKBACKS = 2
 def forecast(argv: list[str]) -> int:
     """Forecasts a table. Arguments: see ``_forecast``."""
     speak()
+    log.addFilter(_rename)
     try:
         return call(_forecast, argv, "python -m experiments forecast")
     except (ValueError, FileNotFoundError) as error:
-        raise type(error)(_own_options(str(error))) from error
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(_own_options(str(error))) from error
+    finally:
+        log.removeFilter(_rename)
+
+
+def _rename(record: logging.LogRecord) -> bool:
+    """What the readers log, with the options of this command."""
+    record.msg, record.args = _own_options(record.getMessage()), None
+    return True
 
 
 def _own_options(message: str) -> str:
     """A message of the readers, with the options of training named as those of this command, where it has them."""
     known = inspect.signature(_forecast).parameters
-    message = message.replace("--data.path", "--csv")
-    return re.sub(
-        r"--data\.table\.(\w+)",
-        lambda found: f"--{found[1]}" if found[1] in known else f"--data.table.{found[1]} in training",
-        message,
-    )
+
+    def own(found: re.Match[str]) -> str:
+        name, value = found[1], found[2] or ""
+        return f"--{name}{value}" if name in known else f"{found[0]} in training"
+
+    message = re.sub(r"--data\.path\b", "--csv", message)
+    return re.sub(r"--data\.(?:table\.)?(\w+)(=(?:'[^']*'|\[[^]]*\]|[\w/+-]+))?", own, message)
 
 
 def _forecast(

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiments.forecasting.cells import Cells, numbers, read_cells
+from experiments.forecasting.cells import Cells, read_cells
 from experiments.forecasting.clock import Step, read_stamps
+from experiments.forecasting.numerals import numbers
 from experiments.forecasting.policies import Duplicates, Gaps, Missing, Policies, Rows, clean
 
 log = logging.getLogger("experiments")
@@ -81,6 +82,10 @@ class TableOptions:
             )
         if self.targets is not None and not self.targets:
             raise ValueError("--data.table.targets is empty; name a column, or leave it out to forecast all.")
+        for option, names in (("targets", self.targets), ("inputs", self.inputs)):
+            twice = next((name for place, name in enumerate(names or []) if name in (names or [])[:place]), None)
+            if twice is not None:
+                raise ValueError(f"--data.table.{option} names {twice!r} twice; name each column once.")
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,9 @@ def read_table(path: str, options: TableOptions) -> Table:
         ValueError: whatever is wrong and has no policy that says otherwise: file, line, column, what was found, what
             was expected, and the option that changes it.
     """
-    cells = read_cells(path, separator=options.separator, encoding=options.encoding, header=options.header)
+    cells = read_cells(
+        path, separator=options.separator, encoding=options.encoding, header=options.header, decimal=options.decimal
+    )
     if options.series_in_rows:
         return _order(cells, _series_in_rows(cells, options), [VALUE], [], options, None)
     time = _time_column(cells, options)

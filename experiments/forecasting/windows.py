@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from experiments.forecasting.numerals import LARGEST
 from experiments.forecasting.policies import Rows
+from experiments.forecasting.table import Table
 
 PARTS = ("train", "val", "test")
 Scaling = Literal["column", "series", "none"]
@@ -119,6 +121,19 @@ class Scaler:
         """Scaled targets [..., K], K up to C -> in the data's units."""
         place, count = series if len(self.mean) > 1 else 0, values.shape[-1]
         return values * self.std[place, :count] + self.mean[place, :count]
+
+
+def check_scaled(table: Table, scaler: Scaler) -> None:
+    """Raises ``ValueError`` for the first value that scaling makes so large that float32 does not hold its square."""
+    for number, row in enumerate(table.rows):
+        far = np.argwhere(np.nan_to_num(np.abs(scaler.apply(row.values, number))) > LARGEST)
+        if len(far):
+            place, column = far[0]
+            raise ValueError(
+                f"{table.title}, {table.unit} {row.lines[place]}, column {[*table.targets, *table.inputs][column]!r}: "
+                f"{row.values[place, column]:g} is more than {LARGEST:g} deviations from the mean of the training "
+                "rows. Mend it, or leave the column out."
+            )
 
 
 def naive_error(values: np.ndarray, season: int) -> np.ndarray:

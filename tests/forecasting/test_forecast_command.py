@@ -114,6 +114,22 @@ def test_f16_a_missing_column_is_named(checkpoint: Path, cases: Path, capsys: py
     assert "column 'load' was not found; found: timestamp, temp, demand" in error
 
 
+def test_a_warning_names_the_option_of_this_command(
+    checkpoint: Path, tmp_path: Path, report: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "counted.csv").write_text("load,temp\n" + "1,2\n2,3\n" * 20)
+    refused(tmp_path / "counted.csv", checkpoint, capsys)
+    assert "--time_column names it" in report.text
+    assert "--data.table" not in report.text
+
+
+def test_an_option_of_training_alone_is_called_so(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bare.csv").write_text("2024-01-01,1\n2024-01-02,2\n")
+    assert "--data.table.header=false in training" in refused(tmp_path / "bare.csv", checkpoint, capsys)
+
+
 def test_f02_too_few_rows_for_the_lookback(checkpoint: Path, cases: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "20 rows before the first to be forecast, 24 needed" in refused(cases / "too_short.csv", checkpoint, capsys)
 

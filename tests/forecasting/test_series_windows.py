@@ -249,3 +249,18 @@ def test_every_nth_training_window(cases: Path) -> None:
 def test_a_file_of_the_folder_of_data_sets(cases: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNZOO_DATA", str(cases.parent))
     assert ready(Path("base_hourly.csv")).read().title == "base_hourly.csv"
+
+
+def test_a_value_that_scaling_makes_too_large_is_named(tmp_path: Path) -> None:
+    values = np.sin(np.arange(100)) * 1e-3
+    values[95] = 1e14
+    with pytest.raises(ValueError, match=r"line 97, column 'load': 1e\+14 is more than 1e\+15 deviations"):
+        ready(save(tmp_path, {"load": values})).store  # noqa: B018
+
+
+def test_rows_that_go_on_in_another_zone_are_refused(tmp_path: Path) -> None:
+    first, rest = tmp_path / "first.csv", tmp_path / "rest.csv"
+    for path, start, zone in ((first, "2024-01-01", None), (rest, "2024-01-03", "UTC")):
+        pd.DataFrame({"time": pd.date_range(start, periods=48, freq="h", tz=zone), "v": 1.0}).to_csv(path, index=False)
+    with pytest.raises(ValueError, match="the zones of their stamps are UTC and none"):
+        ready(first, test_path=str(rest))

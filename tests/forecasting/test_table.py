@@ -254,6 +254,21 @@ def test_stamps_between_two_steps_are_named(tmp_path: Path) -> None:
         ("time,v\n2024-01-01,1\n2024-01-02,2\n", {"targets": ["w"]}, "column 'w' was not found; found: time, v"),
         ("time,v,w\n2024-01-01,1,\n2024-01-02,2,\n", {"missing": "fill"}, "column 'w' has no value at all"),
         ("time,v\n2024-01-01,1\n2024-01-02,2\n", {"targets": ["v"], "inputs": ["v"]}, "'v' is asked for twice"),
+        ("time,v\n2024-01-01,1\n2024-01-02,1e20\n", {}, "line 3, column 'v': 1e20 is far too large"),
+        ("time,v\n2024-01-01,1\n2024-01-02,-1e301\n", {}, "line 3, column 'v': -1e301 is far too large"),
+        ("time,v\n2024-01-01,0\n2024-01-02,1e-40\n", {}, "line 3, column 'v': 1e-40 is far too small"),
+        ("2024-01-01,10.844\n2024-01-02,11\n", {}, r"line 1: 2024-01-01, 10\.844: .*--data\.table\.header=false"),
+        ("10,844\n11,2\n", {"separator": ";", "decimal": ","}, "line 1: 10,844: numbers where the names"),
+        ("A,2024-01-01 00:00,1.5\nA,2024-01-01 01:00,2\n", {}, "numbers or stamps where the names"),
+        (
+            "time,v\n2024-01-01T00:00Z,1\n2024-01-01T01:00,2\n",
+            {},
+            "line 3, column 'time': stamps with and without a zone are mixed",
+        ),
+        ("time;v\n2024-01-01;1 100.5\n", {"separator": ";"}, "' ' parts thousands in it.*here 1100.5"),
+        ("time;v\n2024-01-01;1,100\n", {"separator": ";"}, "decimal=',';.* parts thousands.* here 1100"),
+        ('time,v\n2024-01-01,"1,100.5"\n', {}, "',' parts thousands in it.*here 1100.5"),
+        ('time,v\n2024-01-01,"2,5"\n', {}, "If ',' stands before the fraction, write '.' there"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -268,6 +283,43 @@ def test_bytes_of_another_encoding_are_named_with_the_option(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"0xE4.*--data\.table\.encoding"):
         read(path)
     assert read(path, encoding="latin-1").targets == ["Wärme"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("time,v\n2024-01-01,1\n".encode("utf-16"), r"text in utf-16.*--data\.table\.encoding=utf-16"),
+        ("time,v\n2024-01-01,1\n".encode("utf-16-le"), r"zero bytes.*--data\.table\.encoding=utf-16-le"),
+        (b"PK\x03\x04\x14\x00", r"an Excel workbook \(\.xlsx\) or another zip archive; save the sheet as CSV"),
+        (b"PAR1\x15", "a parquet file; name it .parquet"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_file_that_is_no_such_text_is_called_what_it_is(
+    content: bytes, message: str, encoding: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(path, encoding=encoding)
+
+
+def test_text_in_utf_16_is_read_where_its_encoding_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes("time,v\n2024-01-01,1\n2024-01-02,2\n".encode("utf-16"))
+    assert read(path, encoding="utf-16").rows[0].values.ravel().tolist() == [1, 2]
+    with pytest.raises(ValueError, match="is not utf-16"):
+        read(write(tmp_path, "time,v\n2024-01-01,1\n"), encoding="utf-16")
+
+
+def test_numbered_columns_are_names_beside_an_index_without_one(tmp_path: Path) -> None:
+    """So pandas writes a frame without names."""
+    assert read(write(tmp_path, ",0,1\n2024-01-01,1,2\n2024-01-02,1,2\n")).targets == ["0", "1"]
+
+
+def test_a_year_behind_a_sign_is_no_zone(tmp_path: Path) -> None:
+    path = write(tmp_path, "time,v\n31-01-2024,1\n01-02-2024,2\n")
+    assert read(path, date_format="%d-%m-%Y").zone is None
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -322,7 +374,15 @@ def test_a_table_without_stamps_is_counted(tmp_path: Path, report: pytest.LogCap
 
 
 @pytest.mark.parametrize(
-    "options", [{"decimal": "x"}, {"separator": ",", "decimal": ","}, {"separator": ";;"}, {"targets": []}]
+    "options",
+    [
+        {"decimal": "x"},
+        {"separator": ",", "decimal": ","},
+        {"separator": ";;"},
+        {"targets": []},
+        {"targets": ["load", "load"]},
+        {"inputs": ["temp", "load", "temp"]},
+    ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="--data.table"):

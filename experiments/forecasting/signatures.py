@@ -1,0 +1,53 @@
+"""What a file is by its first bytes, where it is not the text that it was taken for."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+_COMPRESSED = (".gz", ".bz2", ".zip", ".xz", ".zst", ".tar", ".tgz")
+"""Endings by which pandas unpacks a file."""
+
+_MARKS = {  # UTF-32 first, for its mark begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_FORMATS = {
+    b"PK\x03\x04": "an Excel workbook (.xlsx) or another zip archive; save the sheet as CSV, or name the archive .zip",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook (.xls); save the sheet as CSV",
+    b"PAR1": "a parquet file; name it .parquet",
+    b"\x1f\x8b": "compressed by gzip; name it .csv.gz",
+    b"BZh": "compressed by bzip2; name it .csv.bz2",
+    b"\xfd7zXZ": "compressed by xz; name it .csv.xz",
+    b"%PDF": "a PDF; write its table as CSV",
+}
+
+
+def check_text(file: Path, encoding: str) -> None:
+    """Refuses a file that is no text, or text of an encoding that its first bytes give away.
+
+    Raises:
+        ValueError: what it is, and what to do.
+    """
+    if file.suffix.lower() in _COMPRESSED:
+        return
+    with file.open("rb") as opened:
+        start = opened.read(1024)
+    for signature, what in _FORMATS.items():
+        if start.startswith(signature):
+            raise ValueError(f"{file.name} is no text but {what}.")
+    if encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32")):
+        return
+    marked = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
+    if marked is not None:
+        raise ValueError(
+            f"{file.name} is text in {marked} (by its byte order mark); give --data.table.encoding={marked}."
+        )
+    if b"\0" in start:
+        order = "le" if start[1:2] == b"\0" else "be"
+        raise ValueError(
+            f"{file.name} holds zero bytes, as no text in {encoding} does. If it is text in UTF-16, give "
+            f"--data.table.encoding=utf-16-{order}; otherwise write the table as CSV."
+        )
