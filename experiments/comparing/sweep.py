@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from experiments.comparing import files, processes
+from experiments.training.runs import read_results
 from experiments.training.usage import UsageError, config_path, nearest, presets, python
 from experiments.training.words import value_of
 
@@ -71,15 +72,17 @@ def sweep(argv: list[str]) -> int:
     with _alone(notes):
         context = processes.server(["experiments.comparing.plan", *_modules(words)])
         drawn, refusal = notes / "plan.json", notes / "plan.failed"
+        console.print(f"{path}: builds every model once, to see which fit", markup=False, soft_wrap=True)
         asked = (str(path), extra, options.seeds, options.match, str(drawn))
         status = processes.run(context, "experiments.comparing.plan:write", notes / "plan.log", refusal, asked)
         if status > processes.STOPPED:
+            console.print("stopped before the first run; the same command begins again", soft_wrap=True)
             return status
         if status:
             raise ValueError(refusal.read_text(encoding="utf-8"))
         plan = json.loads(drawn.read_text(encoding="utf-8"))
         trials = plan["trials"]
-        console.print(f"{path}: {len(trials)} runs into {runs}", markup=False, soft_wrap=True)
+        console.print(f"{len(trials)} runs into {runs}", markup=False, soft_wrap=True)
         outcomes: dict[str, Outcome] = {}
         with _progress(console) as bar:
             task = bar.add_task("", total=len(trials), left="")
@@ -125,10 +128,9 @@ def outcome(runs: Path, notes: Path, name: str) -> Outcome | None:
     if failure.is_file():
         return Outcome(0.0, None, failure.read_text(encoding="utf-8"))
     for folder in _folders(runs, name):
-        results = folder / "results.json"
-        content = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+        content = read_results(folder) or {}
         if content.get("status") == "finished":
-            return Outcome(content["seconds"], content["metrics"].get("test/primary"))
+            return Outcome(content.get("seconds", 0.0), content.get("metrics", {}).get("test/primary"))
     return None
 
 

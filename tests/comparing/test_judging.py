@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import make_run
@@ -162,3 +163,56 @@ def test_runs_are_found_by_folder_or_pattern(tmp_path: Path, pattern: str) -> No
 def test_no_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="No runs at .*make sweep EXP=vit"):
         find(str(tmp_path / "*"))
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        ({"preset": None}, "preset should be a word, got None"),
+        ({"seed": "abc"}, "seed should be a whole number, got 'abc'"),
+        ({"seed": None}, "seed should be a whole number, got None"),
+        ({"step_ms": [1]}, "step_ms should be a number, got [1]"),
+        ({"flops_per_sample": "many"}, "flops_per_sample should be a number, got 'many'"),
+        ({"metrics": {"test/primary": "good"}}, "test/primary should be a number, got 'good'"),
+        ({"metrics": []}, "results.json has no metrics"),
+    ],
+)
+def test_a_foreign_run_is_left_out_and_the_others_stay(tmp_path: Path, results: dict[str, Any], said: str) -> None:
+    make_run(tmp_path)
+    foreign = make_run(tmp_path, "Local", results=results)
+    lines: list[str] = []
+    assert [run.path.name for run in find(str(tmp_path), lines.append)] == ["0001-softmax-seed0"]
+    (line,) = lines
+    assert str(foreign) in line and said in line
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("results.json", b"", "Expecting value"),
+        ("results.json", b"[]", "no metrics"),
+        ("config.yaml", b"- 1", "has no model"),
+        ("config.yaml", b"model: {}\nday: 2026-01-01", "not JSON serializable"),
+        ("metrics.csv", b"step,train/loss\n1,\x99", "decode"),
+        ("metrics.csv", b"step,train/loss\n1,0.5\n2,abc", "metrics.csv, line 3, train/loss: 'abc' is no number"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    make_run(tmp_path)
+    (make_run(tmp_path, "Local") / name).write_bytes(content)
+    lines: list[str] = []
+    assert len(find(str(tmp_path), lines.append)) == 1
+    assert said in lines[0]
+
+
+def test_figures_that_are_not_finite_are_none(tmp_path: Path) -> None:
+    make_run(tmp_path, results={"metrics": {"test/primary": float("nan")}, "step_ms": float("inf")})
+    (run,) = find(str(tmp_path))
+    assert run.score is None and run.results["step_ms"] is None
+
+
+def test_a_run_that_was_killed_is_listed(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (make_run(tmp_path, "Local") / "results.json").unlink()
+    (group,) = groups(find(str(tmp_path)))
+    assert notes(group) == ["1 without an end (killed, or running): vit/0002-local-seed0"]

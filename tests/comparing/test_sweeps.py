@@ -17,7 +17,7 @@ import yaml
 from attnzoo import CATALOGUE
 from experiments.__main__ import main
 from experiments.comparing import files, plan
-from experiments.comparing.sweep import Outcome, time_left
+from experiments.comparing.sweep import Outcome, outcome, time_left
 from experiments.training import console, costs
 from experiments.training.usage import CONFIGS
 
@@ -114,6 +114,15 @@ def test_time_left_goes_by_the_same_trial_or_the_mean() -> None:
     assert time_left(["a-seed1-4"], done, 10.0) == "about 20 s left"
     assert time_left(["a-seed1-4", "b-seed1-5", "d-seed0-6"], done, 31.0) == "about 2 min left"  # 0 + 90 + 60
     assert time_left(["a-seed0-1"], {}, 5.0) == ""
+
+
+def test_a_trial_whose_results_are_damaged_is_open_still(tmp_path: Path) -> None:
+    runs, notes = tmp_path / "vit", tmp_path / "notes"
+    for content in ("", "[]", '{"metrics": {}}'):
+        folder = runs / "0001-local-seed0-abc"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_text(content)
+        assert outcome(runs, notes, "local-seed0-abc") is None
 
 
 def test_a_sweep_runs_all_repeats_nothing_and_ends_no_earlier_for_a_failure(
