@@ -8,30 +8,30 @@ checkpoint whose options differ from those given is refused.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 import yaml
-from jsonargparse import ArgumentError, DefaultHelpFormatter
+from jsonargparse import ArgumentError
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from experiments.training import processes, saved, specs
 from experiments.training.checkpoints import BestAndLast
-from experiments.training.complaints import complain, innermost
+from experiments.training.complaints import complain, innermost, refuse_bases
 from experiments.training.console import Report, parameter_count
 from experiments.training.ema import Ema, EmaWeights
 from experiments.training.guarding import Guard, StepGuard
 from experiments.training.head_monitor import HeadMonitor, Monitoring
 from experiments.training.head_reinit import HeadReinit, Reinit
 from experiments.training.loggers import CsvRows
+from experiments.training.manual import FIT, TEST, Parser
 from experiments.training.module import Experiment
 from experiments.training.ramp import DiversityRamp
-from experiments.training.resuming import config_of_run, refuse_differences, refuse_other_training
+from experiments.training.resuming import config_of_run, refuse_differences, refuse_other_model, refuse_other_training
 from experiments.training.runs import RunFolder, RunOptions, commit
 from experiments.training.speeding import Blocks
 from experiments.training.starting import settle
@@ -40,29 +40,12 @@ from experiments.training.usage import UsageError
 from experiments.training.wandb_rows import WandbRows
 from experiments.training.words import help_of_config, resolve_checkpoint, resolve_configs, value_of
 
-FIT = """Trains, tests the best checkpoint, prints the figures and what comes next.
-
-  --config=vit                       a preset, or a file; a second one is laid over the first
-  --model.attention=Local            another mechanism; --model.attention.help=Local is its manual
-  --model.attention.window=9         its options
-  --model.optim.lr=3e-4              --config=vit --model.help lists the options of the model,
-  --data.batch_size=32               --config=vit --data.help those of the data
-  --trainer.max_epochs=3
-  --ckpt_path=last                   goes on with the newest run
-  --resume=auto                      goes on with the newest unfinished run of the preset, or begins one
-"""
-TEST = """Tests a checkpoint: --ckpt_path=PATH, on its own data or on that given by --data.path."""
-
 DECIDED = (
     "logger", "default_root_dir", "enable_model_summary", "enable_autolog_hparams", "enable_checkpointing",
     "use_distributed_sampler", "reload_dataloaders_every_n_epochs", "fast_dev_run", "overfit_batches",
     "barebones", "model_registry", "enable_progress_bar",
 )  # fmt: skip
 """Options of the Trainer that are settled here, or that would bypass run folder, loggers or loader."""
-
-
-class Formatter(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Help that leaves the description as it is written."""
 
 
 class ExperimentCLI(LightningCLI):
@@ -86,21 +69,26 @@ class ExperimentCLI(LightningCLI):
             Experiment,
             pl.LightningDataModule,
             save_config_callback=None,
-            seed_everything_default=0,
             parser_kwargs={
                 "allow_abbrev": False,
                 "exit_on_error": False,
                 "prog": f"python -m experiments {'fit' if resume else 'test'}",
                 "usage": "%(prog)s --config=PRESET [--option=value ...]",
                 "description": FIT if resume else TEST,
-                "formatter_class": Formatter,
             },
+            parser_class=Parser,
             subclass_mode_model=True,
             subclass_mode_data=True,
             args=[],
             run=False,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
+        )
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The seed."""
+        parser.add_argument(
+            "--seed_everything", type=int, default=0, help="all that is drawn follows from it, 0 or more"
         )
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -152,6 +140,8 @@ class ExperimentCLI(LightningCLI):
                 raise UsageError(f"There is no {key}. Choose a preset by --config=NAME, or give --ckpt_path=PATH.")
         if self.config["resume"] is not None:
             raise UsageError("--resume=auto has no effect in a config file; give it on the command line.")
+        if not 0 <= self.config["seed_everything"] < 2**32:
+            raise UsageError(f"--seed_everything is {self.config['seed_everything']}; expected 0 to {2**32 - 1}.")
         run = self.config["run"]
         run["preset"] = run["preset"] or self.default_preset
 
@@ -164,12 +154,17 @@ class ExperimentCLI(LightningCLI):
             raise ValueError(innermost(str(error))) from error
         self.model, self.datamodule = self.config_init["model"], self.config_init["data"]
         self.options: RunOptions = self.config_init["run"]
+        refuse_bases(self.model)
+        workers = getattr(self.datamodule, "num_workers", 0)
+        if workers < 0:
+            raise ValueError(f"--data.num_workers is {workers}; expected 0 (none beside the main process) or more.")
         if hasattr(self.datamodule, "order_seed"):
             self.datamodule.order_seed = self.config["seed_everything"]
         wanted = self.config["ckpt_path"]
         if wanted is not None:
             self.checkpoint = Path(wanted)
             self.content = saved.read(self.checkpoint)
+            refuse_other_model(self.checkpoint, self.content, self.model, self.default_preset)
             if not self.options.override_ckpt:
                 refuse_differences(self.checkpoint, self.content, self.model, self.datamodule, self.resume)
         self.trainer = self.instantiate_trainer()
@@ -217,10 +212,14 @@ class ExperimentCLI(LightningCLI):
             config["enable_progress_bar"] = False
         try:
             return pl.Trainer(**config)
-        except (ValueError, MisconfigurationException) as error:
+        except (TypeError, ValueError, MisconfigurationException) as error:
+            of_devices = "devices" in str(error)
+            if isinstance(error, TypeError) and not of_devices:
+                raise
             if self.folder is not None and self.checkpoint is None and rank_zero_only.rank == 0:
                 shutil.rmtree(self.folder.path)
-            raise ValueError(str(error)) from error
+            place = f"--trainer.devices={config['devices']}: " if of_devices else ""
+            raise ValueError(f"{place}{error}") from error
 
     @property
     def mechanism(self) -> str:

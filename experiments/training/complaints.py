@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
 
-from attnzoo import CATALOGUE
+from attnzoo import CATALOGUE, Mechanism
 from experiments.training.module import Experiment
+from experiments.training.specs import describe
 from experiments.training.usage import UsageError, nearest
 
 
@@ -24,6 +26,8 @@ def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageErro
         parser: whose options are known.
         argv: the words that were parsed.
     """
+    if apart := _apart(argv):
+        return apart
     message = relevant(message)
     option, inner = _option(message), innermost(message)
     unknown = re.search(r"[Uu]nrecognized arguments: *(\S+)", message)
@@ -32,6 +36,7 @@ def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageErro
     where, said, known = (
         (unknown and _unknown_inside(option, message, parser))
         or _unknown_option(option, inner, message, parser)
+        or _section(option, inner, message, parser)
         or _unknown_class(option, inner, message, argv)
         or _wrong_count(option, inner)
         or _wrong_value(option, inner, message, argv)
@@ -47,6 +52,14 @@ def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageErro
 
 Complaint = tuple[str, str, list[str]]
 """The option, what to say of it, and the words that would be right."""
+
+
+def _apart(argv: list[str]) -> UsageError | None:
+    for (word, after), following in itertools.zip_longest(pairwise(argv), argv[2:], fillvalue=""):
+        if word.startswith("--") and (after.startswith("=") or (word.endswith("=") and not after.startswith("-"))):
+            whole = f"{word.rstrip('=')}={after.lstrip('=') or following}"
+            return UsageError(f"{word} {after}: there is no space around the sign; did you mean {whole}?")
+    return None
 
 
 def _unknown_word(word: str, options: list[str]) -> UsageError:
@@ -65,7 +78,11 @@ def _unknown_word(word: str, options: list[str]) -> UsageError:
 def _unknown_inside(option: str, message: str, parser: ArgumentParser) -> Complaint:
     group, _, word = option.rpartition(".")
     accepted = _group(parser, group.rpartition(".")[2], message)
-    return option, f"{option}: there is no such option.{nearest(word, accepted)}", accepted
+    if accepted:
+        return option, f"{option}: there is no such option.{nearest(word, accepted)}", accepted
+    accepted = _accepted(message)
+    near = nearest(group.rpartition(".")[2], accepted)
+    return option, f"{option}: there is no option {group}.{near}", accepted
 
 
 def _unknown_option(option: str, inner: str, message: str, parser: ArgumentParser) -> Complaint | None:
@@ -82,6 +99,36 @@ def _unknown_option(option: str, inner: str, message: str, parser: ArgumentParse
     return at, f"{at}: there is no such option.{nearest(word, accepted)}", accepted
 
 
+def _section(option: str, inner: str, message: str, parser: ArgumentParser) -> Complaint | None:
+    if not re.search("Unable to load config|import path string|Expected a path", inner):
+        return None
+    examples = _examples(option, message, parser)
+    if not examples:
+        return None
+    name, default = next(iter(examples.items()))
+    value = re.search(r"(?:Unable to load config ['\"]|Given value: )([^\s'\"]*)", message)
+    such = f"{option}.{name}={'...' if default is None else default}"
+    given = f"{option}={value[1]}" if value else option
+    return option, f"{given}: it has options of its own; give them, such as {such}", list(examples)
+
+
+def _examples(option: str, message: str, parser: ArgumentParser) -> dict[str, Any]:
+    """The options inside of one, with their defaults."""
+    found = [action for action in parser._actions if f"--{action.dest}".startswith(f"{option}.")]
+    inside = {action.dest.rpartition(".")[2]: action.default for action in found if not action.dest.endswith(".help")}
+    word = option.rpartition(".")[2]
+    kinds = [get_type_hints(cls.__init__).get(word) for path in _class_paths(message) if (cls := _import(path))]
+    kinds += [getattr(action, "_typehint", None) for action in parser._actions if f"--{action.dest}" == option]
+    for kind in kinds:
+        for cls in (kind, *get_args(kind)):
+            if dataclasses.is_dataclass(cls):
+                inside |= {
+                    field.name: None if field.default is dataclasses.MISSING else field.default
+                    for field in dataclasses.fields(cls)
+                }
+    return inside
+
+
 def _unknown_class(option: str, inner: str, message: str, argv: list[str]) -> Complaint | None:
     named = r"import path string: (\S+)|Expected a path but (\S+) either"
     kinds = rf"{named}|(No module named|Unable to import|not correspond to)"
@@ -94,7 +141,7 @@ def _unknown_class(option: str, inner: str, message: str, argv: list[str]) -> Co
     if "attention" in option:
         known = list(CATALOGUE)
     elif option == "--model":
-        known = _subclasses(Experiment)
+        known = list(_subclasses(Experiment))
     where = _written(argv, word, option) or option
     if word in known:
         form = f"""{where}='{{"0": "{word}"}}'"""
@@ -118,6 +165,7 @@ def _wrong_value(option: str, inner: str, message: str, argv: list[str]) -> Comp
         return None
     given = nested[1] if nested else value[1]
     where = _written(argv, given, option) or option
+    types = [f"a list, such as [{given}]" if name == "list" else name for name in types]
     wanted = f"expected {'one of ' if choices else ''}{', '.join([*choices, *types])}"
     return where, f"{where}={given}: {wanted}.{nearest(given, choices)}", []
 
@@ -146,10 +194,50 @@ def relevant(message: str) -> str:
 
 
 def _option(message: str) -> str:
-    keys = re.findall(r'Parser key "([\w.]+)"', message)
+    keys = list(dict.fromkeys(re.findall(r'Parser key "([\w.]+)"', message)))
     nested = re.search(r"NestedArg\(key='([^']*)'", message)
     parts = keys[:1] + ([nested[1]] if nested else keys[1:2])
     return f"--{'.'.join(parts)}" if parts else ""
+
+
+def refuse_bases(model: Experiment) -> None:
+    """Refuse a class, of the model or of a mechanism in its options, that others are built on and that does nothing.
+
+    Raises:
+        UsageError: with the classes that serve.
+    """
+    described = describe(model)
+    if _is_base(described["class_path"]):
+        names = [name for name, cls in _subclasses(Experiment).items() if not _is_base(f"{cls.__module__}.{name}")]
+        raise _base(f"--model={type(model).__name__}", names)
+    for option, value in described["init_args"].items():
+        _refuse_bases_in(value, f"--model.{option}")
+
+
+def _refuse_bases_in(value: Any, option: str) -> None:
+    if isinstance(value, dict):
+        path = value.get("class_path")
+        if isinstance(path, str) and _is_base(path):
+            raise _base(f"{option}={path.rpartition('.')[2]}", list(CATALOGUE))
+        for name, inner in value.items():
+            _refuse_bases_in(inner, f"{option}.{name}")
+
+
+def _base(given: str, names: list[str]) -> UsageError:
+    return UsageError(
+        f"{given}: others are built on this class, and alone it does nothing.\nThere are: {', '.join(names)}"
+    )
+
+
+def _is_base(path: str) -> bool:
+    cls = _import(path)
+    if not isinstance(cls, type):
+        return False
+    if issubclass(cls, Experiment):
+        return any(getattr(cls, name) is getattr(Experiment, name) for name in ("build_network", "step"))
+    if not issubclass(cls, Mechanism) or cls in CATALOGUE.values():
+        return False
+    return cls.attend is Mechanism.attend or any(issubclass(known, cls) for known in CATALOGUE.values())
 
 
 def _options(parser: ArgumentParser) -> list[str]:
@@ -180,7 +268,9 @@ def _accepted(message: str) -> list[str]:
     for path in reversed(_class_paths(message)):
         found = _import(path)
         if found is not None:
-            return [name for name in inspect.signature(found).parameters if name not in ("num_heads", "head_dim")]
+            # These two a mechanism gets from the network that it stands in.
+            given = ("num_heads", "head_dim") if isinstance(found, type) and issubclass(found, Mechanism) else ()
+            return [name for name in inspect.signature(found).parameters if name not in given]
     return []
 
 
@@ -200,8 +290,11 @@ def _group(parser: ArgumentParser, group: str, message: str) -> list[str]:
     return _top(parser, group.split("."))
 
 
-def _subclasses(base: type) -> list[str]:
-    return [name for cls in base.__subclasses__() for name in (cls.__name__, *_subclasses(cls))]
+def _subclasses(base: type) -> dict[str, type]:
+    found: dict[str, type] = {}
+    for cls in base.__subclasses__():
+        found |= {cls.__name__: cls, **_subclasses(cls)}
+    return found
 
 
 def _import(path: str) -> Any:

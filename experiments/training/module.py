@@ -150,7 +150,7 @@ class Experiment(pl.LightningModule):
         """AdamW and a schedule that moves once per optimiser step."""
         assert self.network is not None
         total = optim.total_steps(self.trainer)
-        self.optim.check_length(total)
+        self.optim.check_length(total, optim.bound(self.trainer))
         optimizer = self.optim.optimizer(self.network)
         scheduler = self.optim.scheduler(optimizer, total)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -52,8 +52,12 @@ class Optim:
         if not 0 <= self.min_lr_ratio <= 1:
             raise ValueError(f"--model.optim.min_lr_ratio is {self.min_lr_ratio}; it must lie between 0 and 1.")
 
-    def check_length(self, total: int | None) -> None:
+    def check_length(self, total: int | None, bound: str = "--trainer.max_epochs") -> None:
         """Refuse a schedule that must know the steps of the run where nothing bounds them; warn of too few.
+
+        Args:
+            total: steps of the run, None where nothing bounds it.
+            bound: the option that does.
 
         Raises:
             ValueError: a cosine without an end.
@@ -66,8 +70,8 @@ class Optim:
         if total is not None and total <= self.warmup_steps:
             log.warning(
                 "The run has %d steps, and %d of warm-up: it never reaches --model.optim.lr. Lower "
-                "--model.optim.warmup_steps or the size of a batch, or raise --trainer.max_epochs.",
-                total, self.warmup_steps,
+                "--model.optim.warmup_steps%s, or raise %s.",
+                total, self.warmup_steps, "" if bound.endswith("steps") else " or the size of a batch", bound,
             )  # fmt: skip
 
     def factor(self, step: int, total_steps: int | None) -> float:
@@ -149,6 +153,12 @@ def total_steps(trainer: pl.Trainer) -> int | None:
     if trainer.max_epochs is not None and trainer.max_epochs > 0:
         bounds.append(trainer.max_epochs * steps_per_epoch(trainer))
     return min(bounds, default=None)
+
+
+def bound(trainer: pl.Trainer) -> str:
+    """The option that ends the run."""
+    by_steps = trainer.max_steps > 0 and trainer.max_steps == total_steps(trainer)
+    return "--trainer.max_steps" if by_steps else "--trainer.max_epochs"
 
 
 def steps_per_epoch(trainer: pl.Trainer) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pydoc
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import yaml
 
-from experiments.training import saved
+from experiments.training import saved, specs
 from experiments.training.module import Experiment
 
 OF_TRAINING = (
@@ -25,6 +26,23 @@ def config_of_run(checkpoint: Path) -> Path | None:
     """The options of the run that a checkpoint stands in, or None where the file stands alone."""
     config = checkpoint.resolve().parent.parent / "config.yaml"
     return config if config.is_file() else None
+
+
+def refuse_other_model(path: Path, content: dict[str, Any], model: Experiment, preset: str | None) -> None:
+    """Stop where a checkpoint is of another kind of model than the options.
+
+    Raises:
+        ValueError: with both kinds.
+    """
+    theirs, ours = saved.origin(content)["class_path"], specs.describe(model)["class_path"]
+    if theirs != ours:
+        task = getattr(pydoc.locate(theirs), "task", "foreign")
+        there, here = (name.rpartition(".")[2] for name in (theirs, ours))
+        given = f"--config={preset} is of" if preset else "the options are of"
+        raise ValueError(
+            f"{path} is a {task} checkpoint ({there}), and {given} a {model.task} model ({here}).\n"
+            f"Leave --config out, or give the checkpoint of a {here}."
+        )
 
 
 def refuse_differences(

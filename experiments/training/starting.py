@@ -24,10 +24,13 @@ def settle(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: an option out of range, or a start that cannot be.
     """
-    for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0)):
+    for name, least in (("accumulate_grad_batches", 1), ("gradient_clip_val", 0), ("check_val_every_n_epoch", 1)):
         value = config.get(name)
         if value is not None and value < least:
             raise ValueError(f"--trainer.{name} is {value}; it must be at least {least}.")
+    for name in ("max_epochs", "max_steps"):
+        if config.get(name) == 0:
+            raise ValueError(f"--trainer.{name} is 0, which leaves nothing to train; expected 1 or more.")
     if config.get("val_check_interval") == 0:
         raise ValueError("--trainer.val_check_interval is 0; give a number of batches, or a share of an epoch.")
     strategy = config.get("strategy")

@@ -30,7 +30,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     names = list(known)
     by_lower = {name.lower(): name for name in reversed(names)}
     begun = [name for name in by_lower if word and name.startswith(word.lower())]
-    found = begun or difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    found = begun or difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return f" Did you mean {by_lower[found[0]]}?" if found else ""
 
 

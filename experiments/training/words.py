@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def resolve_checkpoint(words: list[str], preset: str | None) -> tuple[list[str],
         return words, preset
     last = wanted == "last"
     path = Path(_decide("last", lambda: str(newest_last(root, of))) if last else str(wanted))
-    run = path.resolve().parent.parent
+    run = _with_options(path) if last else path.resolve().parent.parent
     configs = sum(word.partition("=")[0] in ("--config", "-c") for word in words)
     if last and configs > 1:
         raise UsageError("--ckpt_path=last takes its options from the run; leave out the second --config.")
@@ -70,6 +71,7 @@ def _resumed(words: list[str], root: str, of: str | None, preset: str | None) ->
     if not found:
         log.info("No run of %s waits to be finished; a new one begins.", of or "any preset")
         return others, preset
+    run = _with_options(Path(found))
     log.info("From %s, with the options of its run.", found)
     kept = []
     for word in _without(others, "--config", "-c"):
@@ -78,7 +80,19 @@ def _resumed(words: list[str], root: str, of: str | None, preset: str | None) ->
             log.info("%s stands in the options of the run.", word)
         else:
             kept.append(word)
-    return [f"--ckpt_path={found}", *kept], Path(found).resolve().parent.parent.parent.name
+    return [f"--ckpt_path={found}", *kept], run.parent.name
+
+
+def _with_options(checkpoint: Path) -> Path:
+    """The run of a checkpoint, which must have its options still: trained on without them it would be another run."""
+    run = checkpoint.resolve().parent.parent
+    if not (run / "config.yaml").is_file():
+        raise UsageError(
+            f"The run of {checkpoint} has lost its config.yaml, so it cannot go on as it began.\nPut that file back, "
+            f"or begin a new run from its weights: --config=PRESET --ckpt_path={checkpoint} (without --resume). "
+            "Or move its folder away."
+        )
+    return run
 
 
 def _decide(name: str, choose: Callable[[], str]) -> str:
@@ -103,19 +117,26 @@ def _without(words: list[str], *names: str) -> list[str]:
 
 def help_of_config(words: list[str]) -> list[str]:
     """Let `--model.help` and `--data.help` tell of the classes that the config names."""
-    config = value_of(words, "--config") or value_of(words, "-c")
     wanted = [key for key in ("model", "data") if f"--{key}.help" in words]
-    if config is None or not wanted:
-        return words
-    content = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
-    classes = {f"--{key}.help": content[key]["class_path"] for key in wanted}
+    classes: dict[str, str] = {}
+    for config in _values(words, "--config", "-c") if wanted else []:
+        content = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+        classes |= {
+            f"--{key}.help": content[key]["class_path"] for key in wanted if "class_path" in content.get(key, {})
+        }
     return [f"{word}={classes[word]}" if word in classes else word for word in words]
 
 
 def value_of(words: list[str], option: str) -> str | None:
-    """What is given for `option`, None where it is not among the words."""
-    for place, word in enumerate(words):
+    """What is given for `option`, the last time where it is given several times; None where it is not."""
+    return next(reversed(_values(words, option)), None)
+
+
+def _values(words: list[str], *options: str) -> list[str]:
+    """All that is given for any of these options, as `--option=value` or `--option value`."""
+    found = []
+    for word, after in itertools.zip_longest(words, words[1:]):
         name, equals, value = word.partition("=")
-        if name == option:
-            return value if equals else next(iter(words[place + 1 :]), None)
-    return None
+        if name in options and (equals or after is not None):
+            found.append(value if equals else after)
+    return found

@@ -26,7 +26,7 @@ class ImageClassifier(PictureClassifier):
             (--model.attention=Local --model.attention.window=9).
         attention_at: other mechanisms for single blocks, by number from 0.
         position: none; added to the embeddings: sinusoidal, learned, sincos_2d, learned_2d; inside the
-            attention: rope, rope_halves, rope_2d, offset.
+            attention: rope, rope_halves, rope_2d, alibi, t5, offset, shaw, swin.
         dim: width of the model.
         depth: how many blocks.
         num_heads: heads of each block; must divide dim.

@@ -221,7 +221,8 @@ def test_help_is_worth_reading(config: Path, capsys: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit) as stop:
             main(["fit", *words])
         assert stop.value.code == 0
-        assert said in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert said in out and "usage: python -m experiments" in out and "None" not in out
 
 
 def test_every_public_option_is_typed() -> None:
@@ -364,3 +365,25 @@ def test_r12_figures_are_on_the_disk_before_the_checkpoint_of_their_step(
     assert fit(config) == 0
     assert {step for step, _ in seen} == {10, 20}
     assert all(str(step) == on_disk for step, on_disk in seen)
+
+
+def test_a_warm_up_that_is_too_long_names_the_option_that_cuts_the_run(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(config, "--trainer.max_steps=3", "--trainer.max_epochs=9") == 0
+    out = capsys.readouterr().out
+    assert "or raise --trainer.max_steps." in out and "or raise --trainer.max_epochs" not in out
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_model_than_the_preset_is_refused_by_both_names(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(config, "--trainer.max_steps=2") == 0
+    path = folders(config)[0] / "checkpoints" / "last.ckpt"
+    for words in (["test"], ["fit", f"--run.root={config.parent}"], ["test", "--run.override_ckpt=true"]):
+        capsys.readouterr()
+        assert main([*words, "--config=vit", f"--ckpt_path={path}"]) == 1
+        error = capsys.readouterr().err
+        assert "is a toy checkpoint (Toy), and --config=vit is of a vision model (ImageClassifier)" in error
+        assert "Leave --config out" in error

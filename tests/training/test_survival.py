@@ -77,6 +77,18 @@ def test_resume_auto_takes_the_run_of_its_name_and_none_that_is_being_trained(co
     assert newest_unfinished(root, "toy", None) == second / "checkpoints" / "last.ckpt"
 
 
+@pytest.mark.parametrize("word", ["--resume=auto", "--ckpt_path=last"])
+def test_a_run_that_has_lost_its_options_is_not_taken_up_without_them(
+    config: Path, word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = config.parent / "runs" / "toy" / "0001-a"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "last.ckpt").touch()
+    assert fit(config, "--run.root=elsewhere", f"--run.root={config.parent / 'runs'}", word) == 2
+    assert "has lost its config.yaml" in capsys.readouterr().err
+    assert folders(config) == [folder]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

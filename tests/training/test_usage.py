@@ -9,6 +9,7 @@ from training_toys import fit
 
 from experiments.__main__ import COMMANDS, main
 from experiments.training import usage
+from experiments.training.words import value_of
 
 WRONG: list[tuple[list[str], int, list[str]]] = [
     (["fitt"], 2, ["'fitt'", "Did you mean fit?"]),
@@ -65,6 +66,28 @@ WRONG: list[tuple[list[str], int, list[str]]] = [
         2,
         ["""--model.attention_at='{"0": "Local"}'"""],
     ),
+    (["fit", "TOY", "--model.attention=Mechanism"], 2, ["--model.attention=Mechanism", "There are: Softmax"]),
+    (["fit", "TOY", "--model.attention=attnzoo.running_sums.FeatureAttention"], 2, ["FeatureAttention", "Performer"]),
+    (["fit", "TOY", "--model=Experiment"], 2, ["--model=Experiment", "Toy"]),
+    (["fit", "TOY", "--model.atention.window=5"], 2, ["no option --model.atention", "Did you mean attention?"]),
+    (["fit", f"--config={usage.CONFIGS / 'vit.yaml'}", "--model.numheads=3"], 2, ["Did you mean num_heads?"]),
+    (["fit", "TOY", "--ema=true"], 2, ["--ema=true", "--ema.decay=0.999"]),
+    (["fit", "TOY", "--guard=skip"], 2, ["--guard=skip", "--guard.policy=stop"]),
+    (["fit", "TOY", "--model.optim=true"], 2, ["--model.optim=true", "--model.optim.lr=0.001"]),
+    (
+        ["fit", f"--config={usage.CONFIGS / 'forecaster-csv.yaml'}", "--data.table.targets=load"],
+        2,
+        ["a list, such as [load]"],
+    ),
+    (["fit", "TOY", "--trainer.max_steps", "=", "3"], 2, ["did you mean --trainer.max_steps=3?"]),
+    (["fit", "TOY", "--trainer.max_steps=", "3"], 2, ["did you mean --trainer.max_steps=3?"]),
+    (["fit", "TOY", "--seed_everything=true"], 2, ["--seed_everything", "int"]),
+    (["fit", "TOY", "--seed_everything=-1"], 2, ["--seed_everything is -1", "0 to"]),
+    (["fit", "TOY", "--data.num_workers=-1"], 1, ["--data.num_workers is -1"]),
+    (["fit", "TOY", "--trainer.devices=-2"], 1, ["--trainer.devices=-2"]),
+    (["fit", "TOY", "--trainer.check_val_every_n_epoch=0"], 1, ["check_val_every_n_epoch is 0"]),
+    (["fit", "TOY", "--trainer.max_epochs=0"], 1, ["max_epochs is 0"]),
+    (["fit", "TOY", "--trainer.max_steps=0"], 1, ["max_steps is 0"]),
     (["fit", "TOY", "--model=Toyy"], 2, ["--model=Toyy", "Did you mean Toy?"]),
     (["test", "TOY"], 1, ["--ckpt_path"]),
 ]
@@ -123,3 +146,17 @@ def test_short_names_of_presets_are_found(
     assert all(command in out for command in COMMANDS)
     assert main(["fit", "--config=toy", f"--run.root={config.parent}", "--run.wandb=false"]) == 0
     assert (config.parent / "toy" / "0001-softmax-seed0").is_dir()
+
+
+def test_a_far_word_is_no_proposal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config=translator", "--model.pool=mean"]) == 2
+    error = capsys.readouterr().err
+    assert "--model.pool: there is no such option." in error and "Did you mean" not in error
+
+
+def test_the_last_of_a_repeated_option_holds_everywhere() -> None:
+    """As where jsonargparse reads it."""
+    words = ["--run.root=A", "--run.name", "x", "--run.root", "B"]
+    assert value_of(words, "--run.root") == "B"
+    assert value_of(words, "--run.name") == "x"
+    assert value_of(words, "--run.preset") is None
