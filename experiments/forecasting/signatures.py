@@ -17,11 +17,11 @@ _MARKS = {  # UTF-32 first, for its mark begins with that of UTF-16
 _FORMATS = {
     b"PK\x03\x04": "an Excel workbook (.xlsx) or another zip archive; save the sheet as CSV, or name the archive .zip",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook (.xls); save the sheet as CSV",
-    b"PAR1": "a parquet file; name it .parquet",
+    b"PAR1\x15": "a parquet file; name it .parquet",
     b"\x1f\x8b": "compressed by gzip; name it .csv.gz",
-    b"BZh": "compressed by bzip2; name it .csv.bz2",
+    b"BZh91AY&SY": "compressed by bzip2; name it .csv.bz2",
     b"\xfd7zXZ": "compressed by xz; name it .csv.xz",
-    b"%PDF": "a PDF; write its table as CSV",
+    b"%PDF-": "a PDF; write its table as CSV",
 }
 
 

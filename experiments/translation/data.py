@@ -45,7 +45,7 @@ class TranslationData(lightning.LightningDataModule):
         val: likewise. Where there is none, it is held out of the training pairs.
         test: likewise. Of the number words, `long` are longer than any in training.
         source_language: ending of source files, or name of the column; en if null.
-        target_language: likewise; de if null.
+        target_language: likewise; de if null. Another than the source, unless every text is given as two files.
         columns: names of the columns of tables from the left, languages among them; null where the first line
             names them, or the source comes first and the target second.
         held_out: share of the different source texts that a part which is missing takes out of training.
@@ -103,6 +103,15 @@ class TranslationData(lightning.LightningDataModule):
             raise ValueError(
                 "--data.source_language and --data.target_language need --data.path or --data.train; "
                 "generated text has languages of its own."
+            )
+        source, target = source_language or "en", target_language or "de"
+        pairs = path is None and all(
+            isinstance(files, list) and len(files) == 2 for files in (train, val, test) if files
+        )
+        if source == target and not self._generates and not pairs:
+            raise ValueError(
+                f"--data.source_language and --data.target_language are both {source!r} (en and de if null), so a text "
+                "would be translated into itself; name two languages."
             )
         self.path, self.corpus = path, corpus
         self.train, self.val, self.test = train, val, test

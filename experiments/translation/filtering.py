@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from experiments.translation.text import lines_of
+from experiments.translation.text import check_text, lines_of
 
 CHUNK = 1 << 16
 """Bytes asked for at once; a pipe gives what it has."""
@@ -31,7 +31,7 @@ def blocks_of(stream: BinaryIO, encoding: str, most: int) -> Iterator[list[str]]
         most: lines of a block at most.
 
     Raises:
-        ValueError: no such encoding, or bytes that it does not have.
+        ValueError: no such encoding, bytes that it does not have, or what is no text.
     """
     try:
         decoder = codecs.getincrementaldecoder(encoding)()
@@ -48,6 +48,7 @@ def blocks_of(stream: BinaryIO, encoding: str, most: int) -> Iterator[list[str]]
         lines = lines_of(data, "standard input", encoding, "--encoding")
         yield from (lines[first : first + most] for first in range(0, len(lines), most))
         return
+    check_text(data, "standard input", encoding, "--encoding")
     ended, begun, rest, count = not data, False, "", 0
     while True:
         while not ended and len(data) < ENOUGH and not came.empty():

@@ -21,7 +21,7 @@ from experiments.training.options import call
 from experiments.translation.alignment import align, blind
 from experiments.translation.drawing import alignment_figure
 from experiments.translation.filtering import blocks_of
-from experiments.translation.search import Translation
+from experiments.translation.search import MOST_BEAM, Translation
 from experiments.translation.text import read_lines
 from experiments.translation.tokens import UNK
 from experiments.translation.translator import Translator
@@ -60,7 +60,7 @@ def _translate(
         input: file of lines, plain or .gz.
         output: file to write; standard output if null. It appears when it is complete.
         ckpt: checkpoint; the best one of the newest finished translation run if null.
-        beam: hypotheses followed at once; as the model was tested if null, 1 is greedy and fastest.
+        beam: hypotheses followed at once, up to 1000; as the model was tested if null, 1 is greedy and fastest.
         n_best: more than 1 gives that many lines for each, "line TAB score TAB translation", the score being the
             log probability divided by a power of the length.
         alignment: file of the soft alignment: a picture (.png, .pdf, .svg, .jpg) of the first 8 lines, or all weights
@@ -107,15 +107,19 @@ def _check_place(path: Path) -> None:
 
 def _check_width(model: Translator, beam: int | None, n_best: int) -> None:
     width = model.decoding.beam if beam is None else beam
-    if width < 1 or not 1 <= n_best <= width:
-        raise ValueError(f"--n_best={n_best} of --beam={width}: give n_best from 1 to beam, and a beam of at least 1")
+    if not 1 <= width <= MOST_BEAM or not 1 <= n_best <= width:
+        raise ValueError(
+            f"--n_best={n_best} of --beam={width}: give n_best from 1 to beam, and a beam from 1 to {MOST_BEAM}"
+        )
 
 
 def _blocks(text: str, file: str | None, encoding: str) -> Iterable[list[str]]:
     if text:
         return [[" ".join(text.split("\n"))]]
     if file is not None:
-        if not Path(file).is_file():
+        if Path(file).is_dir():
+            raise ValueError(f"--input={file} is a folder; give a file of lines, plain or .gz")
+        if not Path(file).exists():
             raise ValueError(f"--input={file}: there is no such file; give a file of lines, plain or .gz")
         lines = read_lines(Path(file), encoding=encoding, option="--encoding")
         return [lines[first : first + BLOCK] for first in range(0, len(lines), BLOCK)]

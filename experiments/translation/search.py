@@ -14,13 +14,16 @@ from experiments.translation.beam import Hypothesis, beam_search
 from experiments.translation.tokens import BOS, EOS, PAD, UNK
 from experiments.translation.transformer import Transformer
 
+MOST_BEAM = 1000
+"""Hypotheses followed at once, at most; what is gained ends far below."""
+
 
 @dataclass(frozen=True)
 class Decoding:
     """How translations are searched for.
 
     Args:
-        beam: hypotheses followed at once; 1 is greedy. Validation in training is greedy.
+        beam: hypotheses followed at once, up to 1000; 1 is greedy. Validation in training is greedy.
         length_penalty: p in score = log probability / length ** p; 0 favours short translations, more favours long
             ones.
         max_ratio: a translation has at most max_ratio times the tokens of its source, and max_extra more.
@@ -35,13 +38,20 @@ class Decoding:
     batch_tokens: int = 4096
 
     def __post_init__(self) -> None:
-        for name, least in (("beam", 1), ("max_ratio", 0), ("max_extra", 1), ("batch_tokens", 1)):
+        for name, least in (("max_ratio", 0), ("max_extra", 1), ("batch_tokens", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"--model.decoding.{name} is {getattr(self, name)}; it must be at least {least}")
+        check_beam("--model.decoding.beam", self.beam)
 
     def longest(self, source_lengths: Sequence[int]) -> list[int]:
         """The most tokens that a translation may have, by the number of tokens of its source."""
         return [int(self.max_ratio * length) + self.max_extra for length in source_lengths]
+
+
+def check_beam(name: str, beam: int) -> None:
+    """Raises ``ValueError`` unless so many hypotheses can be followed at once."""
+    if not 1 <= beam <= MOST_BEAM:
+        raise ValueError(f"{name} is {beam}; 1 to {MOST_BEAM} hypotheses can be followed at once")
 
 
 @dataclass(frozen=True)

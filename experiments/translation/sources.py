@@ -103,6 +103,8 @@ def from_files(files: Sequence[str], part: str, form: Form, otherwise: str | Non
     for path in paths:
         if path.is_dir():
             raise ValueError(f"{option}={path} is a folder; expected a file. --data.path takes folders.")
+    if part == "train" and len(paths) == 2 and paths[0].samefile(paths[1]):
+        log.warning("%s names %s twice: the text is translated into itself.", option, paths[0])
     return _reader(paths, form)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import logging
 import unicodedata
@@ -13,6 +14,19 @@ from typing import NamedTuple
 log = logging.getLogger("experiments")
 
 _GZIP = b"\x1f\x8b"
+_MARKS = {  # UTF-32 first, for its mark begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_FORMATS = {
+    b"PK\x03\x04": "a zip archive, as .xlsx, .docx and .odt files are",
+    b"\xd0\xcf\x11\xe0": "a document of an old Office (.doc, .xls)",
+    b"BZh91AY&SY": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"%PDF-": "a PDF",
+}
 
 
 class Pairs(NamedTuple):
@@ -64,13 +78,15 @@ def lines_of(data: bytes, name: str, encoding: str = "utf-8", option: str = "--d
         option: the option that messages name.
 
     Raises:
-        ValueError: damaged compression, no such encoding, or a byte that it does not have, with its line.
+        ValueError: damaged compression, what `check_text` refuses, no such encoding, or a byte that it does not have,
+            with its line.
     """
     if data.startswith(_GZIP):
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{name} is compressed by gzip and damaged: {error}. Get the file anew.") from error
+    check_text(data, name, encoding, option)
     try:
         text = data.decode(encoding)
     except LookupError as error:
@@ -85,6 +101,28 @@ def lines_of(data: bytes, name: str, encoding: str = "utf-8", option: str = "--d
     if not lines[-1]:
         del lines[-1]
     return [line.removesuffix("\r") for line in lines]
+
+
+def check_text(data: bytes, name: str, encoding: str, option: str) -> None:
+    """Refuses bytes whose beginning shows that they are no text, or text of another encoding.
+
+    Raises:
+        ValueError: what they are, and what to do.
+    """
+    what = next((what for signature, what in _FORMATS.items() if data.startswith(signature)), None)
+    if what is not None:
+        raise ValueError(f"{name} is no text but {what}; lines of plain text were expected, in a file as such or .gz.")
+    if encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32")):
+        return
+    marked = next((found for mark, found in _MARKS.items() if data.startswith(mark)), None)
+    if marked is not None:
+        raise ValueError(f"{name} is text in {marked} (by its byte order mark); give {option}={marked}.")
+    if b"\0" in data[:1024]:
+        order = "le" if data[1:2] == b"\0" else "be"
+        raise ValueError(
+            f"{name} holds zero bytes, as no text in {encoding} does. If it is text in UTF-16, give "
+            f"{option}=utf-16-{order}; lines of plain text were expected."
+        )
 
 
 def read_lines(path: str | Path, encoding: str = "utf-8", option: str = "--data.encoding") -> list[str]:

@@ -23,7 +23,7 @@ from experiments.translation.bahdanau import Bahdanau
 from experiments.translation.drawing import alignment_figure
 from experiments.translation.embedding import Words
 from experiments.translation.scores import BleuTokenizer, TokenLoss, TranslationScores
-from experiments.translation.search import Decoding, Translation, search
+from experiments.translation.search import Decoding, Translation, check_beam, search
 from experiments.translation.tokens import EOS, PAD, Vocabulary
 from experiments.translation.transformer import Transformer
 
@@ -143,9 +143,13 @@ class Translator(Experiment):
 
         Returns:
             For each row at most n_best translations, the best first.
+
+        Raises:
+            ValueError: a beam out of range.
         """
         assert isinstance(self.network, Transformer | Bahdanau)
         beam = self.decoding.beam if beam is None else beam
+        check_beam("beam", beam)
         with assembled(self.network):
             found = search(self.network, source, self.decoding, beam, n_best)
         decode = self.target_vocabulary.decode
@@ -182,9 +186,11 @@ class Translator(Experiment):
         rows = self.coded(lines, first_line)
         order = sorted((i for i, line in enumerate(lines) if line.strip()), key=lambda i: len(rows[i]))
         found: list[list[Translation]] = [[] for _ in lines]
+        # A wider beam than usual takes as much memory, by fewer lines at once.
+        wider = max(1.0, (beam or 1) / self.decoding.beam)
         while order:
             # From the longest on, so that a batch too large for the memory fails at once.
-            count = max(1, self.decoding.batch_tokens // len(rows[order[-1]]))
+            count = max(1, int(self.decoding.batch_tokens / wider) // len(rows[order[-1]]))
             batch, order = order[-count:], order[:-count]
             source = torch.nn.utils.rnn.pad_sequence(
                 [torch.tensor(rows[i]) for i in batch], batch_first=True, padding_value=PAD

@@ -54,5 +54,7 @@ def test_a_letter_that_comes_in_two_pieces_and_lines_that_are_answered_as_they_c
 def test_what_cannot_be_read_is_named() -> None:
     with pytest.raises(ValueError, match=r"line 2: byte 0xE4 .* --encoding"):
         list(blocks_of(io.BytesIO(b"one\nzw\xe4lf\n"), "utf-8", 10))
+    with pytest.raises(ValueError, match="standard input is text in utf-16.*--encoding=utf-16"):
+        list(blocks_of(io.BytesIO("one\n".encode("utf-16")), "utf-8", 10))
     with pytest.raises(ValueError, match="no such encoding"):
         list(blocks_of(io.BytesIO(b""), "utf-9", 10))

@@ -46,6 +46,23 @@ def test_languages_choose_the_files(folder: Callable[..., Path]) -> None:
         ready(root, target_language="cs")
 
 
+@pytest.mark.parametrize(
+    "languages",
+    [{"source_language": "en", "target_language": "en"}, {"source_language": "de"}, {"target_language": "en"}],
+)
+def test_a_text_is_not_translated_into_itself(
+    languages: dict[str, str], folder: Callable[..., Path], report: pytest.LogCaptureFixture
+) -> None:
+    root = folder({"train": 9, "val": 3, "test": 2})
+    for options in ({"path": str(root)}, {"train": str(root / "train.tsv")}):
+        with pytest.raises(ValueError, match="are both '(en|de)'.*name two languages"):
+            TranslationData(**options, **languages)
+    train = [str(root / "train.en"), str(root / "train.de")]
+    assert TranslationData(train=train, **languages).train == train
+    ready(None, train=[train[0], train[0]])
+    assert "--data.train names" in report.text and "translated into itself" in report.text
+
+
 def test_a_part_with_one_side_is_refused(folder: Callable[..., Path]) -> None:
     root = folder({"train": 9, "val": 3, "test": 2})
     (root / "val.de").unlink()

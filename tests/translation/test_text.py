@@ -51,6 +51,25 @@ def test_t08_a_byte_that_cannot_be_read_is_named(cases: Path) -> None:
     assert (ours.source, ours.target) == (right.source, right.target)
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("one\ntwo\n".encode("utf-16"), r"x is text in utf-16.*--data\.encoding=utf-16"),
+        ("one\ntwo\n".encode("utf-16-be"), r"x holds zero bytes.*--data\.encoding=utf-16-be"),
+        (b"PK\x03\x04\x14\x00", r"x is no text but a zip archive, as \.xlsx, \.docx"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_what_is_no_such_text_is_called_what_it_is(data: bytes, message: str, encoding: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lines_of(data, "x", encoding)
+
+
+def test_text_in_utf_16_is_read_where_its_encoding_is_given() -> None:
+    assert lines_of("one\ntwö\n".encode("utf-16"), "x", "utf-16") == ["one", "twö"]
+    assert lines_of("one\ntwö\n".encode("utf-16-le"), "x", "utf-16-le") == ["one", "twö"]
+
+
 def test_only_line_feeds_end_a_line() -> None:
     odd = "a\u2028b\u2029c\x0bd\x0ce\x1cf\x85g\rh"
     assert lines_of(f"{odd}\nnext\r\nlast".encode(), "x") == [odd, "next", "last"]

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 import experiments
 from experiments.__main__ import main
 from experiments.translation import TranslationData, translator
+from experiments.translation.search import Decoding
 
 NETWORKS = {
     "translator": ["--model.dim=16", "--model.encoder_depth=1", "--model.decoder_depth=1", "--model.num_heads=2"],
@@ -145,6 +147,25 @@ def test_a_filter_keeps_lines_and_their_order(
     assert [lines[0], lines[3]] == model.predict(["the red house is small .", "we drink coffee ."])
 
 
+def test_a_beam_that_is_far_too_wide_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="beam is 1000000; 1 to 1000 hypotheses"):
+        experiments.load(checkpoint).predict("the red house .", beam=10**6)
+    with pytest.raises(ValueError, match="--model.decoding.beam is 1001"):
+        Decoding(beam=1001)
+
+
+def test_a_wide_beam_takes_fewer_lines_at_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = experiments.load(checkpoint)
+    lines = ["the red house .", "a dog ."] * 4
+    usual = model.predict(lines, beam=20)
+    search, rows = model.search, []
+    monkeypatch.setattr(model, "search", lambda source, **kept: (rows.append(len(source)), search(source, **kept))[1])
+    model.decoding = replace(model.decoding, batch_tokens=80)
+    assert model.predict(lines, beam=20) == usual
+    assert max(rows) * 20 <= 80 * model.decoding.beam
+    assert len(rows) > 1
+
+
 def test_n_best_gives_lines_with_number_and_score(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(checkpoint, "--text=the red house .", "--n_best=2", "--beam=3") == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -173,9 +194,11 @@ def test_the_alignment_is_written(checkpoint: Path, tmp_path: Path, suffix: str)
         (["--text=a", "--input=b"], "both given"),
         (["--text=a", "--n_best=9"], "--n_best=9"),
         (["--text=a", "--beam=0"], "--beam=0"),
+        (["--text=a", "--beam=1000000"], "a beam from 1 to 1000"),
         (["--text=a", "--alignment=a.gif"], "a.gif"),
         (["--text=a", f"--alignment={__file__}/a.png"], "cannot be written there"),
         (["--input=nothing.txt"], "nothing.txt"),
+        ([f"--input={Path(__file__).parent}"], "is a folder; give a file of lines"),
     ],
 )
 def test_mistakes_are_answered_in_a_line(
