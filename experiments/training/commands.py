@@ -134,7 +134,7 @@ def test(argv: list[str]) -> int:
     cli = ExperimentCLI(argv, resume=False)
     if cli.checkpoint is None:
         raise ValueError("test needs --ckpt_path=PATH, such as runs/<preset>/<run>/checkpoints/best.ckpt.")
-    model = saved.rebuild_model(Experiment, cli.content)
+    model = saved.rebuild_model(Experiment, cli.content, str(cli.checkpoint))
     values = _test(cli.trainer, model, cli.datamodule)
     console.say(console.results(values, []))
     return 0

@@ -70,7 +70,7 @@ def probe_set(path: Path, data: str | None = None, samples: int = SAMPLES) -> Pr
         ValueError: where the data are gone, with what to give.
     """
     content = saved.read(path)
-    model = saved.rebuild_model(Experiment, content)
+    model = saved.rebuild_model(Experiment, content, str(path))
     entry = saved.origin(content)["data"]
     if entry is None:
         raise ValueError(

@@ -287,4 +287,4 @@ class Experiment(pl.LightningModule):
             ValueError: not a checkpoint of such an experiment, or one that holds objects.
             FileNotFoundError: no such file.
         """
-        return saved.rebuild_model(cls, saved.read(path)).eval()
+        return saved.rebuild_model(cls, saved.read(path), str(path)).eval()

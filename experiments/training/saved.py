@@ -66,7 +66,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: half a file, a file of another kind, or one that holds objects.
+        ValueError: half a file, a file of another kind, one without weights, or one that holds objects.
     """
     path = Path(path)
     if path.is_dir():
@@ -85,9 +85,14 @@ def read(path: str | Path) -> dict[str, Any]:
         what = f"it holds objects ({found[1]}), which would run code when loaded" if found else "it is no checkpoint"
         raise ValueError(f"{path} is refused: {what}. Only tensors and plain values are read.") from error
     except Exception as error:  # a damaged file may make the reader raise anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path} cannot be read as a checkpoint; is it cut off? ({reason[:160]})") from error
+        others = [path.with_name(f"{name}.ckpt") for name in ("best", "last")]
+        there = [str(other) for other in others if other != path and other.is_file()]
+        instead = f" Take {there[0]} instead." if there else ""
+        raise ValueError(f"{path} is damaged or cut off, and cannot be read.{instead}") from error
     origin(checkpoint, str(path))
+    weights = checkpoint.get("state_dict")
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise ValueError(f"{path} holds no weights (no tensors under 'state_dict'); give a best.ckpt or last.ckpt.")
     return checkpoint
 
 
@@ -102,21 +107,43 @@ def origin(checkpoint: Any, name: str = "This checkpoint") -> dict[str, Any]:
     return entry
 
 
-def rebuild_model(base: type[E], checkpoint: dict[str, Any]) -> E:
-    """The model of a checkpoint with its (averaged) weights."""
+def rebuild_model(base: type[E], checkpoint: dict[str, Any], name: str = "This checkpoint") -> E:
+    """The model of a checkpoint with its (averaged) weights.
+
+    Args:
+        base: what it must be.
+        checkpoint: its content.
+        name: what a complaint calls it.
+
+    Raises:
+        ValueError: of another task, or weights that do not fit or are not finite.
+    """
     entry = origin(checkpoint)
     found = pydoc.locate(entry["class_path"])
     if isinstance(found, type) and not issubclass(found, base):
         task = getattr(found, "task", "another")
-        raise ValueError(
-            f"This is a checkpoint of a {task} model, {found.__name__}; one of {base.__name__} was expected."
-        )
+        raise ValueError(f"{name} is of a {task} model, {found.__name__}; one of {base.__name__} was expected.")
     model = specs.rebuild(base, entry)
     model.facts = entry["facts"]
     model.configure_model()
     check_shapes(model.state_dict(), checkpoint["state_dict"])
+    check_finite(checkpoint["state_dict"], name)
     model.load_state_dict(checkpoint["state_dict"])
     return model
+
+
+def check_finite(weights: Mapping[str, Tensor], name: str) -> None:
+    """Refuse weights that can give nothing but NaN.
+
+    Raises:
+        ValueError: with the name of the first of them.
+    """
+    for weight, value in weights.items():
+        if not value.isfinite().all():
+            raise ValueError(
+                f"{name} is of no use: {weight} has values that are not finite. Give an earlier checkpoint, such as "
+                "the best.ckpt of the run."
+            )
 
 
 def check_shapes(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:

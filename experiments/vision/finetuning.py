@@ -32,6 +32,7 @@ def start_from(
     """
     checkpoint = saved.read(path)
     entry = saved.origin(checkpoint)
+    saved.check_finite(checkpoint["state_dict"], path)
     before = entry["facts"].get("classes")
     if before is None:
         raise ValueError(f"{path} is no image classifier; give the best.ckpt of a vision run by --model.init_from")

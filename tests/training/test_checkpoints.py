@@ -156,7 +156,7 @@ def test_half_a_file_a_foreign_file_and_none_are_refused(tmp_path: Path) -> None
     path = fitted(tmp_path, Toy())
     half = tmp_path / "half.ckpt"
     half.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(ValueError, match="half"):
+    with pytest.raises(ValueError, match=r"half\.ckpt is damaged or cut off, and cannot be read\. Take .*best\.ckpt"):
         saved.read(half)
     foreign = tmp_path / "foreign.ckpt"
     torch.save({"state_dict": {}}, foreign)
@@ -200,6 +200,32 @@ def test_weights_that_do_not_fit_are_said_in_a_line(tmp_path: Path) -> None:
     del content["state_dict"][name]
     with pytest.raises(ValueError, match=r"1 weight.s. are missing in the checkpoint"):
         saved.rebuild_model(Experiment, content)
+
+
+def test_a_checkpoint_without_weights_or_with_weights_that_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    path, spoilt = fitted(tmp_path, Toy()), tmp_path / "spoilt.ckpt"
+    for change, said in (
+        ({"state_dict": None}, "holds no weights"),
+        ({"state_dict": {"network.embed.weight": "text"}}, "holds no weights"),
+        (
+            {"network.embed.bias": float("nan")},
+            r"spoilt\.ckpt is of no use: network\.embed\.bias has values that are not",
+        ),
+        ({"network.embed.bias": float("inf")}, "are not finite"),
+    ):
+        content = saved.read(path)
+        for name, value in change.items():
+            if name in content["state_dict"]:
+                content["state_dict"][name].fill_(value)
+            else:
+                content[name] = value
+        torch.save(content, spoilt)
+        with pytest.raises(ValueError, match=said):
+            Experiment.from_checkpoint(spoilt)
+    del content["state_dict"]
+    torch.save(content, spoilt)
+    with pytest.raises(ValueError, match="holds no weights"):
+        saved.read(spoilt)
 
 
 def test_other_data_is_refused_by_its_facts(tmp_path: Path) -> None:
