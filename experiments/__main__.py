@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from experiments.training.usage import UsageError, nearest, presets, short
+from experiments.training.usage import UsageError, nearest, preset_lines, short
 from experiments.training.words import resolve_configs
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -65,7 +65,7 @@ def overview() -> str:
     lines = ["usage: python -m experiments COMMAND [options]", "", "commands (COMMAND --help says more):"]
     lines += [f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "presets (for example: fit --config=vit --model.attention=Local):"]
-    lines += [f"  {name:<24}{text}" for name, text in presets().items()]
+    lines += preset_lines()
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 
 from experiments.__main__ import main as run
-from experiments.training.usage import UsageError, config_path, presets
+from experiments.training.usage import UsageError, config_path, preset_lines
 
 TARGETS = {
     "train": {"EXP": "--config", "ATTENTION": "--model.attention"},
@@ -46,8 +46,7 @@ def main(target: str, environment: Mapping[str, str]) -> int:
     """Runs a target; returns the exit status."""
     if target == "train" and not environment.get("EXP"):
         print('make train EXP=PRESET [ATTENTION=NAME] [ARGS="--option=value ..."]\n\npresets:')
-        for name, text in presets().items():
-            print(f"  {name:<24}{text}")
+        print("\n".join(preset_lines()))
         return 0
     required, example = REQUIRED.get(target, ("", ""))
     if required and not environment.get(required):

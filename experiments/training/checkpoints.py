@@ -25,7 +25,7 @@ class WholeFiles(TorchCheckpointIO):
         """Write one checkpoint."""
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
-        write_whole(Path(path), buffer.getbuffer())
+        write_whole(Path(path), buffer.getbuffer(), "--run.root")
 
     def load_checkpoint(
         self, path: Any, map_location: Callable[..., Any] | None = None, weights_only: bool | None = None

@@ -38,7 +38,7 @@ from experiments.training.starting import settle
 from experiments.training.throughput import Throughput
 from experiments.training.usage import UsageError
 from experiments.training.wandb_rows import WandbRows
-from experiments.training.words import help_of_config, resolve_checkpoint, resolve_configs, value_of
+from experiments.training.words import help_of_config, refuse_empty, resolve_checkpoint, resolve_configs, value_of
 
 DECIDED = (
     "logger", "default_root_dir", "enable_model_summary", "enable_autolog_hparams", "enable_checkpointing",
@@ -46,6 +46,10 @@ DECIDED = (
     "barebones", "model_registry", "enable_progress_bar",
 )  # fmt: skip
 """Options of the Trainer that are settled here, or that would bypass run folder, loggers or loader."""
+
+
+PLACES = ("--ckpt_path", "--data.path", "--data.test_path", "--run.root", "--model.init_from")
+"""Options that hold a file or a folder."""
 
 
 class ExperimentCLI(LightningCLI):
@@ -122,6 +126,7 @@ class ExperimentCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the words; with --ckpt_path and no --config, over the options of that run."""
+        refuse_empty(self.words, PLACES)
         path = value_of(self.words, "--ckpt_path")
         given = value_of(self.words, "--config") or value_of(self.words, "-c")
         alone = path not in (None, "null") and given is None

@@ -145,6 +145,11 @@ def _train(cli: ExperimentCLI) -> None:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=cli.checkpoint)
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
+    except Exception as error:
+        # A signal to all of a terminal also ends the compiler of --compile, of which torch then complains.
+        if cli.keeper.signals.own:
+            raise Stopped(cli.keeper.signals.own) from error
+        raise
 
 
 def _test_best(cli: ExperimentCLI) -> dict[str, float]:

@@ -14,6 +14,7 @@ from attnzoo import Mechanism
 from experiments.training.finding import newest_finished
 from experiments.training.module import Experiment
 from experiments.training.options import call
+from experiments.training.writing import check_writable
 
 TOLERANCE = 1e-5
 """How far an exported model may be from the one that it was made of."""
@@ -76,6 +77,7 @@ def _export(ckpt: str | None = None, out: str | None = None) -> int:
     if not parts:
         raise ValueError(f"{path}: a {model.task} model has nothing to export; name another by --ckpt=PATH (CKPT=PATH)")
     folder = Path(out) if out else beside(path, "export")
+    check_writable(folder / "README.txt", "--out")
     folder.mkdir(parents=True, exist_ok=True)
     for part in parts:
         for file, difference in write_part(part, folder).items():

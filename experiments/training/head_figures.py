@@ -22,6 +22,17 @@ COLUMNS = {
 }  # fmt: skip
 """Figure -> head of its column."""
 
+ALL_COLUMNS = COLUMNS | {"nearest": "twin", "redundancy": "CKA", "ablation": "ablation"}
+
+LEGEND = (
+    "norm: output, by the mean of its site; keys: effective number of keys, of: how many a query sees; uneven: 0 where "
+    "all keys weigh alike\n"
+    "sink, first: share on the key most used, on the first one; distance: in tokens; content: share that follows the "
+    "input and not the place; entropy: in nats\n"
+    "twin: the head most like it, CKA: how like, up to 1; ablation: rise of the loss without the head"
+)
+"""What the columns mean."""
+
 PANELS = {
     "norm": "relative output norm\n(dead below 0.1)",
     "effective_keys": "effective number of keys",
@@ -51,7 +62,7 @@ def table(health: Health) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("site", "head"):
         made.add_column(name, no_wrap=True)
-    for name in (*COLUMNS.values(), "twin", "CKA", "ablation"):
+    for name in ALL_COLUMNS.values():
         made.add_column(name, justify="right", no_wrap=True)
     made.add_column("", no_wrap=True)
     before = ""
@@ -71,11 +82,14 @@ def table(health: Health) -> Table:
 
 
 def notes(health: Health) -> list[str]:
-    """Why figures are missing, each reason once."""
+    """Why figures are missing, by the names of their columns; each reason once."""
     found: dict[str, list[str]] = {}
     for site, reasons in health.notes.items():
+        columns: dict[str, list[str]] = {}
         for figure, reason in reasons.items():
-            found.setdefault(f"{figure}: {reason}", []).append(site)
+            columns.setdefault(reason, []).append(ALL_COLUMNS.get(figure, figure))
+        for reason, names in columns.items():
+            found.setdefault(f"{', '.join(names)}: {reason}", []).append(site)
     return [f"{text} ({', '.join(sites)})" for text, sites in found.items()]
 
 
@@ -151,8 +165,19 @@ def summary(health: Health) -> dict[str, float]:
         if values:
             found[f"heads/{name}_{'min' if least else 'max'}"] = min(values) if least else max(values)
             found[f"heads/{name}_mean"] = math.fsum(values) / len(values)
+    return found | {f"heads/{cause}": float(count) for cause, count in _counts(health).items()}
+
+
+def sentence(health: Health) -> str:
+    """How many heads show a cause of degeneration, and which: `3 of 16 heads show a cause ...: 2 uniform, 1 sink`."""
+    flagged = sum(bool(causes(entry)) for entry in health.heads)
+    which = ", ".join(f"{count} {cause}" for cause, count in _counts(health).items() if count)
+    return f"{flagged} of {len(health.heads)} heads show a cause of degeneration{f': {which}' if which else ''}"
+
+
+def _counts(health: Health) -> dict[str, int]:
     shown = [cause for entry in health.heads for cause in causes(entry)]
-    return found | {f"heads/{cause}": float(shown.count(cause)) for cause in ("dead", "uniform", "sink", "duplicate")}
+    return {cause: shown.count(cause) for cause in ("dead", "uniform", "sink", "duplicate")}
 
 
 def _number(value: float | None) -> str:

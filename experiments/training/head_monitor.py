@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from experiments.training import head_figures
 from experiments.training.module import Experiment
 from experiments.training.probing import SAMPLES, ProbeSet
 from experiments.training.wandb_rows import WandbRows
+
+log = logging.getLogger("experiments")
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class HeadMonitor(pl.Callback):
         self.options, self.figures = options, figures
         self._probes: ProbeSet | None = None
         self._steps = 0
+        self._last: Health | None = None
         self._undrawn: Health | None = None
         self._draw_from = 0.0
 
@@ -65,6 +69,7 @@ class HeadMonitor(pl.Callback):
             return
         assert self._probes is not None and isinstance(pl_module, Experiment)
         health = self._probes.health(seed=self._steps)
+        self._last = health
         pl_module.write(head_figures.summary(health))
         if trainer.is_global_zero:
             self.figures.mkdir(parents=True, exist_ok=True)
@@ -74,9 +79,16 @@ class HeadMonitor(pl.Callback):
                 self._draw(trainer, self._steps)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw the last figures."""
+        """Draw the last figures, and say what they tell."""
+        every = self.options.every
+        step = self._steps - self._steps % every
         if self._undrawn is not None:
-            self._draw(trainer, self._steps - self._steps % self.options.every)
+            self._draw(trainer, step)
+        if self._last is None:
+            log.info("Heads were not measured: the run was over before --head_monitor.every=%d steps.", every)
+        else:
+            said = head_figures.sentence(self._last)
+            log.info("After step %d %s. Every figure is in %s.", step, said, self.figures / "heads.csv")
 
     def _draw(self, trainer: pl.Trainer, step: int) -> None:
         assert self._undrawn is not None

@@ -115,6 +115,12 @@ class HeadReinit(pl.Callback):
             self._act(trainer, pl_module, chosen, health)
         pl_module.write({"heads/begun_anew": float(len(self.events)), "heads/off": float(len(self._off))})
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say what was done."""
+        off = sum(event["off"] for event in self.events)
+        done = " would have (dry run)" if self.options.dry_run else ""
+        log.info("Degenerate heads:%s %d begun anew, %d switched off.", done, len(self.events) - off, off)
+
     def state_dict(self) -> dict[str, Any]:
         """Plain values, from which a resumed run goes on exactly."""
         return {

@@ -14,6 +14,7 @@ from experiments.training.finding import newest_finished
 from experiments.training.module import Experiment
 from experiments.training.options import call
 from experiments.training.probing import SAMPLES, ProbeSet
+from experiments.training.writing import check_writable
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 WIDTH = 150
@@ -43,14 +44,16 @@ def _heads(ckpt: str | None = None, data: str | None = None, samples: int = SAMP
         raise ValueError(f"--samples is {samples}; it must be at least 1.")
     console.quieten()
     path = Path(ckpt) if ckpt else newest_finished(())
+    target = Path(out) if out else beside(path, "figures") / "heads.png"
+    check_writable(target, "--out")
     probes = probe_set(path, data, samples)
     health = probes.health(ablate=True)
     wide = Console(highlight=False, width=max(WIDTH, console.console.width))
     console.say(f"{path}: loss {health.loss:.4f} on {_count(probes)} validation samples")
     wide.print(head_figures.table(health))
+    console.say(head_figures.LEGEND)
     for note in head_figures.notes(health):
         console.say(note)
-    target = Path(out) if out else beside(path, "figures") / "heads.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     figure = head_figures.picture(health, f"heads of {type(probes.network).__name__}, {_count(probes)} samples")
     figure.savefig(target, bbox_inches="tight", dpi=150)
@@ -76,6 +79,9 @@ def probe_set(path: Path, data: str | None = None, samples: int = SAMPLES) -> Pr
         raise ValueError(
             f"{path} does not say what data it was trained on, so there are no samples to measure heads by."
         )
+    where = entry["init_args"].get("path") or "null"
+    if data is not None and "path" not in entry["init_args"]:
+        raise ValueError(f"--data={data}: {model.task} makes its data itself, there is no path; leave --data out.")
     if data is not None:
         entry = {**entry, "init_args": {**entry["init_args"], "path": data}}
     module = specs.rebuild(pl.LightningDataModule, entry)
@@ -90,8 +96,10 @@ def probe_set(path: Path, data: str | None = None, samples: int = SAMPLES) -> Pr
         )  # fmt: skip
         trainer.validate(model, datamodule=module, verbose=False)
     except (ValueError, OSError) as error:
-        where = entry["init_args"].get("path")
-        raise ValueError(f"{error}\nWhere the data of {path} ({where}) have moved, give --data=PATH.") from error
+        said = str(error) if data is None else str(error).replace("--data.path", "--data")
+        raise ValueError(
+            f"{said}\n{path} was trained on --data.path={where}; where these data have moved, give --data=PATH."
+        ) from error
     finally:
         log.setLevel(level)
     return ProbeSet(model.eval(), module, samples)

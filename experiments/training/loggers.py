@@ -89,7 +89,7 @@ class CsvRows(Logger):
     @rank_zero_only
     def _rewrite(self, rows: list[dict[str, Any]]) -> int:
         content = self._text(rows)
-        write_whole(self.path, content)
+        write_whole(self.path, content, "--run.root")
         return len(content)
 
     def _text(self, rows: list[dict[str, Any]]) -> bytes:

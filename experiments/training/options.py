@@ -10,6 +10,10 @@ from typing import Any, get_type_hints
 from jsonargparse import ArgumentError, ArgumentParser
 
 from experiments.training.complaints import complain
+from experiments.training.words import refuse_empty
+
+PLACES = ("--image", "--ckpt", "--out", "--data", "--csv", "--input", "--output", "--runs")
+"""Options that hold a file or a folder."""
 
 
 def call(function: Callable[..., int], argv: list[str], prog: str) -> int:
@@ -26,6 +30,7 @@ def call(function: Callable[..., int], argv: list[str], prog: str) -> int:
     parser = ArgumentParser(prog=prog, allow_abbrev=False, exit_on_error=False)
     parser.add_function_arguments(function, as_positional=False)
     argv = _switched(argv, function)
+    refuse_empty(argv, PLACES)
     try:
         parsed = parser.parse_args(argv)
     except ArgumentError as error:

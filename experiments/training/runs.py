@@ -152,7 +152,7 @@ class RunFolder:
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write `results.json`, whole or not at all."""
-        write_whole(self.results, (json.dumps(results, indent=2, allow_nan=False) + "\n").encode())
+        write_whole(self.results, (json.dumps(results, indent=2, allow_nan=False) + "\n").encode(), "--run.root")
 
     def read_results(self) -> dict[str, Any]:
         """Content of `results.json`, empty where there is none, or none that can be read."""

@@ -67,7 +67,7 @@ def save_samples(model: Experiment, data: pl.LightningDataModule, count: int, fo
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([table.columns, *rows])
-    write_whole(folder / "samples.csv", text.getvalue().encode())
+    write_whole(folder / "samples.csv", text.getvalue().encode(), "--run.root")
     return Samples(table.columns, rows)
 
 

@@ -63,6 +63,11 @@ class Signals:
             for number, handler in self._listening.pop()[2].items():
                 signal.signal(number, handler)
 
+    @property
+    def own(self) -> int:
+        """The signal that this process has got in training, 0 for none."""
+        return self._number
+
     def heard(self, trainer: pl.Trainer) -> int:
         """The signal that any process of the run has got, 0 for none; the same in all, for they wait for each other.
 

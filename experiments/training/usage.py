@@ -43,6 +43,13 @@ def presets() -> dict[str, str]:
     return found
 
 
+def preset_lines() -> list[str]:
+    """A line for each preset, names and texts below each other."""
+    found = presets()
+    width = max(map(len, found), default=0) + 2
+    return [f"  {name:<{width}}{text}" for name, text in found.items()]
+
+
 def config_path(name: str) -> Path:
     """The file of a preset's short name, or the file at this path.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import yaml
@@ -125,6 +125,17 @@ def help_of_config(words: list[str]) -> list[str]:
             f"--{key}.help": content[key]["class_path"] for key in wanted if "class_path" in content.get(key, {})
         }
     return [f"{word}={classes[word]}" if word in classes else word for word in words]
+
+
+def refuse_empty(words: list[str], options: Iterable[str]) -> None:
+    """Refuse an empty value of any of these options, which stands where a variable of the shell is not set.
+
+    Raises:
+        UsageError: with the option.
+    """
+    for option in options:
+        if value_of(words, option) == "":
+            raise UsageError(f"{option} is empty; is a variable that stands there not set? Else leave it out.")
 
 
 def value_of(words: list[str], option: str) -> str | None:

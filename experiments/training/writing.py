@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 _TEMPORARY = ".tmp"
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
+def check_writable(path: Path, option: str) -> None:
+    """Refuse a place that nothing can be written to, before the work whose result it is to hold. Leaves no trace.
+
+    Args:
+        path: a file, in a folder that need not exist yet.
+        option: by which another place is given.
+
+    Raises:
+        OSError: with the reason.
+    """
+    try:
+        place = next((parent for parent in (path, *path.parents) if parent.exists()), Path())
+        if place == path:
+            path.open("ab").close()
+        else:
+            with tempfile.TemporaryFile(dir=place):
+                pass
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise OSError(f"{path} cannot be written: {reason}. Give another place by {option}.") from error
+
+
+def write_whole(path: Path, content: bytes | memoryview, option: str | None = None) -> None:
     """Put `content` at `path`, so that at each moment the old file or the new one stands there complete.
+
+    Args:
+        path: the file; its folder is made.
+        content: all of it.
+        option: by which another place is given, where there is one.
 
     Raises:
         OSError: the disk is full or refuses; the message has the path and the bytes needed. What stood there
             stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         reason = os.strerror(error.errno) if error.errno else str(error)
         free = f", {shutil.disk_usage(path.parent).free:,} are free" if error.errno == errno.ENOSPC else ""
         raise OSError(
             f"{path} could not be written: {reason} ({len(content):,} bytes needed{free}). "
             f"{'The earlier file is untouched' if path.exists() else 'No file was left there'}; "
-            "free space, or choose another disk by --run.root."
+            f"free space, or choose another place{f' by {option}' if option else ''}."
         ) from error
     _sync_folder(path.parent)
 

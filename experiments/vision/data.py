@@ -80,6 +80,8 @@ class ImageData(lightning.LightningDataModule):
             raise ValueError(f"--data.batch_size is {batch_size}; expected 1 or more.")
         if not 0 < val_fraction < 1:
             raise ValueError(f"--data.val_fraction is {val_fraction}; expected a share between 0 and 1.")
+        if path == "":
+            raise ValueError("--data.path is empty; give a folder, or null for the handwritten digits.")
         sides = (image_size, image_size) if isinstance(image_size, int) else image_size
         if sides is not None and min(sides) < 1:
             raise ValueError(f"--data.image_size is {image_size}; expected 1 pixel or more.")

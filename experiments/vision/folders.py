@@ -85,6 +85,8 @@ def find_folder(root: Path) -> Source:
 
 def missing_path(path: Path) -> str:
     """A message for a --data.path that is not there, with the nearest name that is."""
+    if path.exists():
+        return f"--data.path={path} is a file; give the folder, which holds train/<class>/* or <class>/*."
     parent = path.parent
     there = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
     near = difflib.get_close_matches(path.name, there, n=1)

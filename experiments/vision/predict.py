@@ -11,6 +11,7 @@ from rich.text import Text
 from experiments.training.exporting import beside
 from experiments.training.finding import newest_finished
 from experiments.training.options import call
+from experiments.training.writing import check_writable
 from experiments.vision.classifier import PictureClassifier
 from experiments.vision.drawing import attention_figures
 from experiments.vision.network import VisionTransformer
@@ -36,11 +37,15 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     """
     if out is not None and Path(out).suffix not in PICTURES:
         raise ValueError(f"--out={out}: the attention picture is written as one of {', '.join(PICTURES)}")
+    if top < 1:
+        raise ValueError(f"--top is {top}; it must be at least 1.")
     path = Path(ckpt) if ckpt else newest_finished(["vision"])
     model = PictureClassifier.from_checkpoint(path)
     assert model.facts is not None
     pixels = model.read(image)
     pixels = 255 - pixels if invert else pixels
+    target = Path(out) if out else beside(path, "figures") / f"{Path(image).stem}-attention.png"
+    check_writable(target, "--out")
     console = Console(highlight=False, soft_wrap=True, markup=False)
     note = _brightness(scale_pixels(pixels).mean().item(), model.facts["mean"], invert)
     if note:
@@ -48,7 +53,7 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     probabilities = model.predict(pixels)
     console.print(f"{image}, by {path}")
     table = Table("class", "probability", box=None)
-    best = probabilities.topk(min(max(top, 1), len(probabilities)))
+    best = probabilities.topk(min(top, len(probabilities)))
     for share, number in zip(best.values.tolist(), best.indices.tolist(), strict=True):
         table.add_row(Text(model.facts["classes"][number]), f"{share:.4f}")
     console.print(table)
@@ -58,7 +63,6 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     title = f"{Path(image).name}: {model.answer(pixels)}"
     figures = attention_figures(model.network, scale_pixels(pixels)[None], title)
     for figure in figures.values():
-        target = Path(out) if out else beside(path, "figures") / f"{Path(image).stem}-attention.png"
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, bbox_inches="tight", dpi=120)
         console.print(f"attention: {target}")

@@ -132,9 +132,9 @@ def split(source: Source, *, val_fraction: float, seed: int) -> Source:
         )
     parts, notes = dict(source.parts), list(source.notes)
     if source.heap:
-        parts["train"], parts["test"] = _divide(parts["train"], TEST_FRACTION, seed, source.classes)
+        parts["train"], parts["test"] = _divide(parts["train"], TEST_FRACTION, seed, source, "test")
     if "val" not in parts:
-        parts["train"], parts["val"] = _divide(parts["train"], val_fraction, seed, source.classes)
+        parts["train"], parts["val"] = _divide(parts["train"], val_fraction, seed, source, "val")
     for name, pictures in parts.items():
         present = set(pictures.labels)
         missing = [title for number, title in enumerate(source.classes) if number not in present]
@@ -146,12 +146,14 @@ def split(source: Source, *, val_fraction: float, seed: int) -> Source:
     return replace(source, parts=parts, notes=notes, heap=False)
 
 
-def _divide(pictures: Pictures, fraction: float, seed: int, classes: list[str]) -> tuple[Pictures, Pictures]:
+def _divide(pictures: Pictures, fraction: float, seed: int, source: Source, other: str) -> tuple[Pictures, Pictures]:
     counts = Counter(pictures.labels)
     label, least = min(counts.items(), key=lambda item: item[1])
     if least < 2:
+        all_of = Counter(source.parts["train"].labels)[label]
+        left = "" if all_of == least else f" left, of {all_of}, behind the test"
         raise ValueError(
-            f"Class {classes[label]!r} has {least} picture where two are needed to split the data. "
+            f"Class {source.classes[label]!r} has {least} picture{left} where two are needed, for train and {other}. "
             "Add pictures, or lay val/ and test/ folders beside train/ in --data.path."
         )
     size = min(max(math.ceil(fraction * len(pictures)), len(counts)), len(pictures) - len(counts))  # room for all

@@ -22,7 +22,7 @@ from experiments.training.checkpoints import BestAndLast
 from experiments.training.ema import Ema, EmaWeights
 from experiments.training.module import Experiment
 from experiments.training.optim import Optim
-from experiments.training.writing import remove_leftovers, write_whole
+from experiments.training.writing import check_writable, remove_leftovers, write_whole
 
 SAVER = """
 import sys, torch
@@ -107,6 +107,19 @@ def fitted(tmp_path: Path, model: Toy, *callbacks: Any) -> Path:
     torch.manual_seed(0)
     trainer(tmp_path, list(callbacks), max_epochs=1).fit(model, datamodule=ToyData(noise=0.0))
     return tmp_path / "best.ckpt"
+
+
+def test_a_place_that_cannot_be_written_is_told_by_its_option_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    for path in (tmp_path / "file" / "below" / "a.png", tmp_path, Path("/proc/none/a.png")):
+        with pytest.raises(OSError, match=r"cannot be written: .*\. Give another place by --out\."):
+            check_writable(path, "--out")
+        with pytest.raises(OSError, match=r"could not be written: .*choose another place by --out\."):
+            write_whole(path, b"new", "--out")
+    for path in (tmp_path / "new" / "a.png", tmp_path / "file"):
+        check_writable(path, "--out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_r09_checkpoints_hold_plain_values(tmp_path: Path) -> None:

@@ -323,6 +323,24 @@ def test_a_signal_in_the_closing_test_ends_with_its_status(
     assert (folder / "checkpoints" / "best.ckpt").is_file()
 
 
+@pytest.mark.usefixtures("interrupts_are_heard")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_error_that_a_signal_to_all_has_caused_is_no_failure(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """As where it ends the compiler of --compile, which is in the same group of processes."""
+    from training_toys import Toy
+
+    def compiled(self: Toy, *args: Any) -> None:
+        os.kill(os.getpid(), number)
+        raise RuntimeError("the compiler was interrupted\n" * 200)
+
+    monkeypatch.setattr(Toy, "training_step", compiled)
+    assert fit(config) == 128 + number
+    error = capsys.readouterr().err
+    assert error.strip() == f"stopped by {number.name}; the checkpoints that were written stand"
+
+
 def test_a_finished_run_keeps_its_cost_when_it_is_tested_again(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

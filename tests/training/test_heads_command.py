@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from attnzoo.heads.figures import Head, HeadHealth, Health
 from experiments.__main__ import main
 from experiments.make import words
 from experiments.training import console, head_figures, heads, saved
@@ -46,7 +48,7 @@ def test_the_table_has_a_row_for_each_head_and_a_picture_is_drawn(
     printed = capsys.readouterr().out
     rows = [line.split() for line in printed.splitlines() if "%" in line]
     assert len(rows) == 8 and rows[0][0] == "blocks.0.attention" and rows[4][0] == "blocks.1.attention"
-    assert "64 validation samples" in printed and "ablation" in printed
+    assert "64 validation samples" in printed and "ablation: rise of the loss" in printed
     assert (tmp_path / "heads.png").stat().st_size > 10_000
     after = saved.read(vit)
     assert all(torch.equal(value, after["state_dict"][name]) for name, value in before["state_dict"].items())
@@ -84,6 +86,9 @@ def test_mistakes_are_answered_in_a_line(
     assert main(["heads", f"--ckpt={vit}", f"--data={tmp_path / 'gone'}"]) == 1
     error = capsys.readouterr().err
     assert "gone" in error and "give --data=PATH" in error and "Traceback" not in error
+    assert "was trained on --data.path=null" in error
+    assert main(["heads", f"--ckpt={vit}", "--out=/proc/none/a.png"]) == 1
+    assert "cannot be written" in (error := capsys.readouterr().err) and "--out" in error
     monkeypatch.chdir(tmp_path)
     assert main(["heads"]) == 1
     assert "no finished run" in capsys.readouterr().err
@@ -105,7 +110,24 @@ def test_the_table_fits_its_width(vit: Path) -> None:
     assert console.console is not None
 
 
-def test_monitoring_by_options(runs: Path) -> None:
+@pytest.mark.slow
+def test_data_without_a_path_are_given_none(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = trained(runs, "listops", "--model.depth=1")
+    capsys.readouterr()
+    assert main(["heads", f"--ckpt={path}", "--data=/tmp"]) == 1
+    assert "--data=/tmp: listops makes its data itself" in capsys.readouterr().err
+
+
+def test_figures_that_are_missing_are_named_as_their_columns_are() -> None:
+    head = Head("decoder", 0)
+    entry = HeadHealth(head, 1.0, None, None, None, None, None, None, None, None, None, None)
+    reasons = {"redundancy": "there is one head", "nearest": "there is one head", "visible_keys": "why"}
+    assert head_figures.notes(Health([entry], {}, notes={"decoder": reasons})) == [
+        "CKA, twin: there is one head (decoder)", "of: why (decoder)",
+    ]  # fmt: skip
+
+
+def test_monitoring_by_options(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As a user gives them; the run tells what it found."""
     options = ["--head_monitor.every=1", "--head_monitor.samples=64", "--head_reinit.every=1", "--model.depth=1"]
     trained(runs, "vit", "--run.name=watched", *options)
@@ -113,3 +135,6 @@ def test_monitoring_by_options(runs: Path) -> None:
     assert "head_monitor:\n  every: 1\n  samples: 64" in (run / "config.yaml").read_text()
     assert "heads/norm_min" in (run / "metrics.csv").read_text()
     assert {path.name for path in (run / "figures").iterdir()} >= {"heads.png", "heads.csv"}
+    printed = capsys.readouterr().out
+    assert re.search(r"After step 2 \d of 4 heads show a cause of degeneration.* is in .*figures/heads\.csv", printed)
+    assert "Degenerate heads: 0 begun anew, 0 switched off." in printed

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from training_toys import fit
 
+from experiments import make
 from experiments.__main__ import COMMANDS, main
 from experiments.training import usage
 from experiments.training.words import value_of
@@ -146,6 +147,34 @@ def test_short_names_of_presets_are_found(
     assert all(command in out for command in COMMANDS)
     assert main(["fit", "--config=toy", f"--run.root={config.parent}", "--run.wandb=false"]) == 0
     assert (config.parent / "toy" / "0001-softmax-seed0").is_dir()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "--config=vit", "--data.path="],
+        ["fit", "--config=vit", "--data.path", ""],
+        ["fit", "--config=vit", "--ckpt_path="],
+        ["classify", "--image="],
+        ["heads", "--ckpt="],
+        ["export", "--out", ""],
+    ],
+)
+def test_a_place_that_is_empty_is_no_place(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As where a variable of the shell is not set; it would be the folder one stands in."""
+    assert main(words) == 2
+    option = next(word for word in words[1:] if not word.startswith("--config")).rstrip("=")
+    assert f"{option} is empty" in capsys.readouterr().err
+
+
+def test_presets_and_their_texts_stand_in_two_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help"]) == 0
+    assert make.main("train", {}) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split(" ")[2:3] and line.startswith("  ")]
+    for name, text in usage.presets().items():
+        found = [line for line in lines if line.split()[0] == name]
+        assert len(found) == 2
+        assert all(line.endswith(f"  {text}") for line in found)
 
 
 def test_a_far_word_is_no_proposal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from loaded import labels, ready
 
+from experiments.vision.data import ImageData
 from experiments.vision.folders import find_folder
 
 Tree = Callable[..., Path]
@@ -96,12 +97,22 @@ def test_class_folders_alone_are_split_in_three(make_tree: Tree) -> None:
         ({"train/cat": 2, "train/dog": 2, "validation/cat": 2}, "holds validation/ beside train/"),
         ({"train/cat": 0}, "no pictures in class folders"),
         ({"train/cat": 5}, "one class, 'cat'"),
-        ({"train/cat": 5, "train/dog": 1}, "'dog' has 1 picture"),
+        ({"train/cat": 5, "train/dog": 1}, "'dog' has 1 picture where two are needed, for train and val"),
+        ({"cat": 2, "dog": 2}, r"has 1 picture left, of 2, behind the test where two are needed, for train and val"),
+        ({"cat": 5, "dog": 1}, r"'dog' has 1 picture where two are needed, for train and test"),
     ],
 )
 def test_layouts_that_cannot_be_meant_are_refused(make_tree: Tree, counts: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ready(path=make_tree(counts))
+
+
+def test_a_file_is_no_folder_and_no_path_is_none(make_tree: Tree) -> None:
+    path = make_tree({"train/cat": 2}) / "train" / "cat" / "00.png"
+    with pytest.raises(ValueError, match=r"00\.png is a file; give the folder"):
+        ready(path=path)
+    with pytest.raises(ValueError, match=r"--data\.path is empty"):
+        ImageData(path="")
 
 
 def test_a_wrong_path_is_met_with_the_nearest(make_tree: Tree) -> None:

@@ -111,6 +111,8 @@ def test_v06_a_picture_is_turned_upright_in_prediction(checkpoint: Path, cases: 
     [
         (["--image=no.png"], "no.png"),
         (["--imge=x.png"], "Did you mean --image"),
+        (["--image=no.png", "--top=0"], "--top is 0"),
+        (["--image=examples/seven.png", "--out=/proc/none/a.png"], "--out"),
         ([], "image"),
     ],
 )
