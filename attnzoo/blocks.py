@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from attnzoo.catalogue import Factory
+from attnzoo.checks import at_least
 from attnzoo.heads.diversity import HeadDiversity
 from attnzoo.kernels.dropout import Dropout
 from attnzoo.mask import Mask, as_mask, hide
@@ -66,6 +67,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, hidden_dim: int | None = None, dropout: float = 0.0) -> None:
         super().__init__()
+        at_least(1, "FeedForward", dim=dim, hidden_dim=hidden_dim)
         width = 4 * dim if hidden_dim is None else hidden_dim
         self.layers = nn.Sequential(nn.Linear(dim, width), nn.GELU(), Dropout(dropout), nn.Linear(width, dim))
 

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from attnzoo.checks import check_site
 from attnzoo.mechanism import Mechanism
 from attnzoo.mechanisms.adaptive_span import AdaptiveSpan
 from attnzoo.mechanisms.additive import Additive
@@ -83,7 +84,7 @@ def construct(factory: Factory, num_heads: int, head_dim: int, **facts: Any) -> 
         facts: any of ``FACTS``; None means that the site does not know.
 
     Raises:
-        ValueError: if an option contradicts a fact, or is none of the mechanism's.
+        ValueError: if an option contradicts a fact, or is none of the mechanism's; for a fact that cannot be.
     """
     if not callable(factory) or isinstance(factory, Mechanism):
         raise ValueError(
@@ -109,6 +110,7 @@ def construct(factory: Factory, num_heads: int, head_dim: int, **facts: Any) -> 
         if own is not None and own != value:
             raise ValueError(f"{name} was given {fact}={own!r}, but the place that it is put in has {fact}={value!r}")
         given[fact] = value
+    check_site(name, **facts)
     made = factory(num_heads, head_dim, **given)
     if not isinstance(made, Mechanism):
         raise ValueError(f"an attention factory must give an attnzoo.Mechanism, {name} gave {type(made).__name__}")

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from attnzoo.bias import Bias
 from attnzoo.catalogue import Factory, construct
+from attnzoo.checks import at_least, check_tokens
 from attnzoo.mask import Mask, as_mask, hide, site_mask
 from attnzoo.mechanism import Mechanism
 from attnzoo.mechanisms.softmax import Softmax
@@ -90,18 +91,14 @@ class MultiheadLatentAttention(nn.Module):
         layer: int | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+        given = {"nope_dim": nope_dim, "rope_dim": rope_dim, "kv_rank": kv_rank, "q_rank": q_rank}
+        at_least(1, "MultiheadLatentAttention", dim=dim, num_heads=num_heads, value_dim=value_dim, **given)
         if nope_dim is None and dim % num_heads:
             raise ValueError(f"dim={dim} is no multiple of num_heads={num_heads}; give nope_dim")
         nope = dim // num_heads if nope_dim is None else nope_dim
         rope = max(2, nope // 4 * 2) if rope_dim is None else rope_dim
         rank = 4 * nope if kv_rank is None else kv_rank
         value = nope if value_dim is None else value_dim
-        sizes = {"nope_dim": nope, "rope_dim": rope, "kv_rank": rank, "value_dim": value, "q_rank": q_rank}
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
         self.num_heads, self.kv_rank, self.q_rank, self.causal = num_heads, rank, q_rank, causal
         self.nope_dim, self.rope_dim, self.value_dim = nope, rope, value
         self.rotary = Rotary(rope)
@@ -197,6 +194,7 @@ class MultiheadLatentAttention(nn.Module):
             raise ValueError("this attention was built with causal=False; decoding by steps is causal")
         if self.absorbed is None:
             raise ValueError(f"MultiheadLatentAttention cannot decode: {_no_steps(self.mechanism)}")
+        at_least(0, "MultiheadLatentAttention", batch_size=batch_size, max_len=max_len)
         room = self.kv_down.weight.new_zeros(batch_size, 1, max_len, self.rope_dim + self.kv_rank)
         rope_key, latent = room.detach().split([self.rope_dim, self.kv_rank], dim=-1)
         return KVState(rope_key.contiguous(), latent.contiguous(), None, real_tokens(room[:, :, :0], None), 0)
@@ -239,9 +237,7 @@ class MultiheadLatentAttention(nn.Module):
         return self.merge(heads), state
 
     def _checked(self, x: Tensor, mask: Mask) -> Tensor:
-        width = self.kv_down.in_features
-        if x.dim() != 3 or x.shape[2] != width:
-            raise ValueError(f"x must be [B, length, {width}], got {tuple(x.shape)}")
+        check_tokens("x", x, self.kv_down)
         return hide(x, mask.key_keep)
 
     def _queries(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,16 +4,18 @@ Letters: B batch, H query heads, G key/value heads, T queries, S keys, D head wi
 """
 
 import inspect
-from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from attnzoo.bias import Bias, check_bias
+from attnzoo.checks import at_least, check_grid, number, one_kind, whole, yes_or_no
 from attnzoo.mask import Mask, as_mask, hide_keys
 from attnzoo.state import KVState, State, real_tokens
 from attnzoo.traits import Traits
+
+__all__ = ["Mechanism", "at_least", "check_grid", "number", "whole", "yes_or_no"]
 
 
 class Mechanism(nn.Module):
@@ -47,6 +49,7 @@ class Mechanism(nn.Module):
     def __init__(self, num_heads: int, head_dim: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         at_least(1, type(self).__name__, num_heads=num_heads, head_dim=head_dim)
+        number(type(self).__name__, dropout=dropout)
         if not 0 <= dropout < 1:
             raise ValueError(f"{type(self).__name__}: dropout must lie in [0, 1), got {dropout}")
         self.num_heads = num_heads
@@ -119,9 +122,11 @@ class Mechanism(nn.Module):
         """An empty state for causal self-attention over at most ``max_len`` tokens.
 
         Raises:
-            ValueError: if the mechanism cannot work token by token.
+            ValueError: if the mechanism cannot work token by token, or a size is no such number.
         """
         self.require("streaming", "step")
+        at_least(0, type(self).__name__, batch_size=batch_size, max_len=max_len)
+        at_least(1, type(self).__name__, num_kv_heads=num_kv_heads, value_dim=value_dim)
         groups = self.num_heads if num_kv_heads is None else num_kv_heads
         own = next(self.parameters(), None)
         if own is not None:
@@ -146,6 +151,7 @@ class Mechanism(nn.Module):
         self.require("cross", "memory")
         if mask.causal or mask.pair_keep is not None or mask.segments is not None:
             raise ValueError(f"{type(self).__name__}.memory takes key_keep only; give pair_keep to step")
+        one_kind(f"{type(self).__name__}.memory", "k and v", k, v)
         mask.check(k.shape[0], self.num_heads, 1, k.shape[2])
         keys, values = self.prepare_keys(hide_keys(k, mask.key_keep)), hide_keys(v, mask.key_keep)
         return self.remember(keys, values, mask.key_keep)
@@ -249,8 +255,7 @@ class Mechanism(nn.Module):
                 f"{name} takes q [B, H, T, D], k [B, G, S, D], v [B, G, S, Dv]; "
                 f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
             )
-        if not (q.is_floating_point() and k.is_floating_point() and v.is_floating_point()):
-            raise ValueError(f"{name} takes floating-point q, k and v; got {q.dtype}, {k.dtype}, {v.dtype}")
+        one_kind(name, "q, k and v", q, k, v)
         batch, heads, queries, width = q.shape
         groups, keys = v.shape[1:3]
         self._check_queries(q)
@@ -283,12 +288,3 @@ class Mechanism(nn.Module):
                 f"{type(self).__name__} was built for num_heads={self.num_heads}, head_dim={self.head_dim}: "
                 f"q must be [B, {self.num_heads}, T, {self.head_dim}], got {tuple(q.shape)}"
             )
-
-
-def at_least(least: int, owner: str, **options: object) -> None:
-    """Raises ``ValueError``, in the name of ``owner``, for an option that is no whole number from ``least`` up."""
-    for name, value in options.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-            raise ValueError(f"{owner}: {name} must be a whole number, got {value!r}")
-        if value is not None and value < least:
-            raise ValueError(f"{owner}: {name} must be at least {least}, got {value}")

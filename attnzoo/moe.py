@@ -35,6 +35,7 @@ so small that an expert sees a handful of tokens a step.
 import torch
 from torch import Tensor, nn
 
+from attnzoo.checks import at_least, number, whole
 from attnzoo.kernels.precision import full_precision
 from attnzoo.mask import Mask, as_mask, hide
 
@@ -79,9 +80,10 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         width = 4 * dim if hidden_dim is None else hidden_dim
-        for name, value in (("dim", dim), ("hidden_dim", width), ("num_experts", num_experts)):
-            if value < 1:
-                raise ValueError(f"MixtureOfExperts: {name} must be at least 1, got {value}")
+        name = "MixtureOfExperts"
+        at_least(1, name, dim=dim, hidden_dim=hidden_dim, num_experts=num_experts)
+        whole(name, top_k=top_k)
+        number(name, capacity_factor=capacity_factor, balance_weight=balance_weight, z_weight=z_weight, dropout=dropout)
         if not 1 <= top_k <= num_experts:
             raise ValueError(
                 f"MixtureOfExperts: top_k must lie in 1..{num_experts}, the number of experts; got {top_k}"

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from attnzoo.bias import Bias
 from attnzoo.catalogue import Factory, construct
+from attnzoo.checks import at_least, check_tokens
 from attnzoo.headwise import Gate, GateForm, QKNormForm, norm_of_heads, query_key_norms, split_heads
 from attnzoo.mask import Mask, as_mask, hide, site_mask
 from attnzoo.mechanisms.softmax import Softmax
@@ -76,12 +77,12 @@ class MultiheadAttention(nn.Module):
         layer: int | None = None,
     ) -> None:
         super().__init__()
+        sizes = {"dim": dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        at_least(1, "MultiheadAttention", **sizes, value_dim=value_dim, context_dim=context_dim, out_dim=out_dim)
         groups = num_heads if num_kv_heads is None else num_kv_heads
-        if num_heads < 1:
-            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
         if head_dim is None and dim % num_heads:
             raise ValueError(f"dim={dim} is no multiple of num_heads={num_heads}; give head_dim")
-        if groups < 1 or num_heads % groups:
+        if num_heads % groups:
             raise ValueError(f"num_heads={num_heads} is no multiple of num_kv_heads={groups}")
         width = dim // num_heads if head_dim is None else head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, groups, width
@@ -168,20 +169,16 @@ class MultiheadAttention(nn.Module):
             ValueError: for shapes that do not fit, and for what the mechanism or the site cannot honour.
         """
         mask = site_mask(mask, self.causal)
-        for name, tensor, width in (("x", x, self.q_proj.in_features), ("context", context, self.v_proj.in_features)):
-            if tensor is not None and not isinstance(tensor, Tensor):
-                raise ValueError(f"{name} must be a tensor, got {type(tensor).__name__}; a mask is given as mask=...")
-            if tensor is not None and (tensor.dim() != 3 or tensor.shape[2] != width):
-                raise ValueError(f"{name} must be [B, length, {width}], got {tuple(tensor.shape)}")
-        cross = context is not None
+        check_tokens("x", x, self.q_proj)
         if context is None:
             x = source = hide(x, mask.key_keep)
         else:
+            check_tokens("context", context, self.v_proj)
             self.mechanism.require("cross", "a context")
             if mask.segments is not None:
                 raise ValueError("mask.segments is for self-attention; a context takes pair_keep")
             source = hide(context, mask.key_keep)
-        places = places_of(self.position, x, mask, positions, context_positions, cross=cross)
+        places = places_of(self.position, x, mask, positions, context_positions, cross=context is not None)
         q, k, v = self._project(x, source)
         q, k, bias = act(self.position, self.mechanism, q, k, bias, places, source.shape[1])
         if values is not None:
@@ -210,7 +207,7 @@ class MultiheadAttention(nn.Module):
             batch_size,
             max_len,
             num_kv_heads=self.num_kv_heads,
-            value_dim=self.value_dim + max_len * wide,
+            value_dim=self.value_dim + max_len if wide else self.value_dim,
             dtype=weight.dtype,
             device=weight.device,
         )
@@ -223,6 +220,7 @@ class MultiheadAttention(nn.Module):
             ValueError: if the mechanism cannot cross, or a relative position would have no places to read.
         """
         mask = as_mask(mask)
+        check_tokens("context", context, self.v_proj)
         source = hide(context, mask.key_keep)
         self.mechanism.require("cross", "a memory")
         if isinstance(self.position, ScoreTerms):
@@ -231,6 +229,7 @@ class MultiheadAttention(nn.Module):
 
     def recall(self, x: Tensor, memory: State, mask: Mask | None = None, bias: Bias | None = None) -> Tensor:
         """Heads of the queries x [B, t, E] on a ``memory``, [B, H, t, Dv]; their ``merge`` is what ``step`` gives."""
+        check_tokens("x", x, self.q_proj)
         return self._finish(self.mechanism.step(self._queries(x), None, None, memory, mask, bias)[0], x)
 
     def project_values(self, source: Tensor) -> Tensor:
@@ -268,6 +267,7 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"on_memory={on_memory}, but the state is {'a' if state.fixed else 'no'} memory")
         if on_memory:
             return self.merge(self.recall(x, state, mask, bias)), state
+        check_tokens("x", x, self.q_proj)
         x = hide(x, mask.key_keep)
         q, k, v = self._project(x, x)
         places = None

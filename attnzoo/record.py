@@ -171,6 +171,8 @@ def _map(
 ) -> Tensor:
     mechanism.require("linear_in_v", "attention_map")
     batch, length, width = q.shape[0], keys.shape[2], mechanism.head_dim
+    if length == 0:
+        return q.new_zeros(*q.shape[:2], q.shape[2] if queries is None else len(queries), 0)
     training = mechanism.training
     mechanism.eval()
     try:

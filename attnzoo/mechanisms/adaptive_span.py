@@ -35,7 +35,7 @@ from torch import Tensor, arange, nn
 from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.blocks import banded
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism, at_least
+from attnzoo.mechanism import Mechanism, at_least, number
 from attnzoo.traits import Traits
 
 
@@ -85,6 +85,7 @@ class AdaptiveSpan(Mechanism):
         at_least(1, "AdaptiveSpan", max_span=max_span, ramp=ramp)
         if ramp < 2:
             raise ValueError(f"AdaptiveSpan: ramp must be at least 2, else a span has no slope to learn on; got {ramp}")
+        number("AdaptiveSpan", init_ratio=init_ratio, span_cost=span_cost)
         if not 0 <= init_ratio <= 1:
             raise ValueError(f"AdaptiveSpan: init_ratio must lie in [0, 1], got {init_ratio}")
         if not span_cost >= 0:

@@ -49,7 +49,7 @@ from attnzoo.kernels.packing import front, take
 from attnzoo.kernels.sdpa import dense, fused
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask, hide_keys
-from attnzoo.mechanism import Mechanism, at_least
+from attnzoo.mechanism import Mechanism, at_least, check_grid
 from attnzoo.traits import Traits
 
 Combine = Literal["sequence", "sum"]
@@ -113,8 +113,7 @@ class Axial(Mechanism):
                 "Axial: grid is missing, the lengths of the axes: give grid=(rows, columns), here or to the "
                 "MultiheadAttention that it is put in"
             )
-        if len(grid) == 0 or any(length < 1 for length in grid):
-            raise ValueError(f"Axial: grid must hold the length of each axis, all at least 1; got {grid}")
+        check_grid("Axial", grid)
         at_least(0, "Axial", prefix_tokens=prefix_tokens)
         self.combine = combine
         self.grid = tuple(grid)

@@ -35,7 +35,7 @@ from attnzoo.bias import Bias
 from attnzoo.kernels.flex import Backend, check_backend, flex
 from attnzoo.kernels.gathered import gathered, pattern
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism, at_least
+from attnzoo.mechanism import Mechanism, at_least, whole
 from attnzoo.traits import Traits
 
 Named = Literal["fixed", "random"]
@@ -96,7 +96,9 @@ class BlockSparse(Mechanism):
         layer: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
-        at_least(1, "BlockSparse", block_size=block_size)
+        at_least(1, "BlockSparse", block_size=block_size, max_len=max_len)
+        at_least(0, "BlockSparse", layer=layer)
+        whole("BlockSparse", seed=seed)
         check_backend("BlockSparse", backend, dropout)
         if isinstance(layout, str) and layout not in get_args(Named):
             raise ValueError(f"BlockSparse: layout must be nested lists or one of {get_args(Named)}, got {layout!r}")

@@ -33,7 +33,7 @@ from torch.nn.functional import pad
 from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.sdpa import dense
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, whole
 from attnzoo.traits import Traits
 
 
@@ -69,6 +69,7 @@ class Differential(Mechanism):
         super().__init__(num_heads, head_dim, dropout=dropout)
         if head_dim % 2:
             raise ValueError(f"Differential: head_dim must be even, for q and k fall into two halves; got {head_dim}")
+        whole("Differential", layer=layer)
         if layer is not None and layer < 0:
             raise ValueError(f"Differential: layer counts from 0, got {layer}")
         self.layer = layer or 0

@@ -38,7 +38,7 @@ from attnzoo.kernels.flex import Backend, check_backend, flex
 from attnzoo.kernels.gathered import Sees, gathered, meet, pairs, pattern, pick
 from attnzoo.kernels.seats import along, leave, row, segmented
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Mechanism, at_least
+from attnzoo.mechanism import Mechanism, at_least, whole, yes_or_no
 from attnzoo.traits import Traits
 
 DRAWS = 1024
@@ -92,11 +92,15 @@ class GlobalLocal(Mechanism):
         layer: int | None = None,
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
+        at_least(1, "GlobalLocal", window=window)
+        at_least(
+            0, "GlobalLocal", num_global=num_global, num_random=num_random, prefix_tokens=prefix_tokens, layer=layer
+        )
+        whole("GlobalLocal", seed=seed)
+        yes_or_no("GlobalLocal", causal=causal)
         self.window = window
         self.num_global = (prefix_tokens or 1) if num_global is None else num_global
         self.num_random = num_random
-        at_least(1, "GlobalLocal", window=window)
-        at_least(0, "GlobalLocal", num_global=num_global, num_random=num_random)
         check_backend("GlobalLocal", backend, dropout)
         self.seed = seed
         self.backend = backend

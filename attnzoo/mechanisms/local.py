@@ -26,7 +26,7 @@ from torch import Tensor, arange, int64, zeros
 from attnzoo.bias import Bias, OffsetBias
 from attnzoo.kernels.blocks import banded
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, yes_or_no
 from attnzoo.state import State, WindowState
 from attnzoo.traits import Traits
 
@@ -70,8 +70,11 @@ class Local(Mechanism):
         if isinstance(window, int):
             if window < 1:
                 raise ValueError(f"Local: window counts the query's own place, so it is at least 1; got {window}")
-        elif len(window) != 2 or any(not isinstance(reach, int) or reach < 0 for reach in window):
+        elif len(window) != 2 or any(
+            isinstance(reach, bool) or not isinstance(reach, int) or reach < 0 for reach in window
+        ):
             raise ValueError(f"Local: window must be a number or (left, right), both >= 0; got {window}")
+        yes_or_no("Local", causal=causal)
         self.window = window
         if causal is False:
             self.reach(causal=False)

@@ -36,7 +36,7 @@ from attnzoo.kernels.hashing import lay_out, terms_at
 from attnzoo.kernels.heads import by_heads
 from attnzoo.kernels.precision import full_precision
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism, at_least
+from attnzoo.mechanism import Mechanism, at_least, whole
 from attnzoo.traits import Traits
 
 NOWHERE = -2
@@ -101,6 +101,8 @@ class LSH(Mechanism):
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
         at_least(1, "LSH", bucket_size=bucket_size, num_rounds=num_rounds)
+        at_least(0, "LSH", layer=layer)
+        whole("LSH", num_buckets=num_buckets, seed=seed)
         if num_buckets < 2 or num_buckets % 2:
             raise ValueError(f"LSH: num_buckets must be an even number from 2 up, got {num_buckets}")
         self.bucket_size = bucket_size

@@ -38,7 +38,7 @@ from attnzoo.kernels.precision import full_precision
 from attnzoo.kernels.sdpa import fused
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask, hide_keys
-from attnzoo.mechanism import Mechanism, at_least
+from attnzoo.mechanism import Mechanism, at_least, whole
 from attnzoo.traits import Traits
 
 
@@ -97,6 +97,7 @@ class Nystrom(Mechanism):
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
         at_least(1, "Nystrom", num_landmarks=num_landmarks, iterations=iterations)
+        whole("Nystrom", kernel_size=kernel_size)
         if kernel_size is not None and (kernel_size < 1 or kernel_size % 2 == 0):
             raise ValueError(f"Nystrom: kernel_size must be odd, so that it has a middle, or None; got {kernel_size}")
         self.num_landmarks = num_landmarks

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.kernels.precision import full_precision
-from attnzoo.mechanism import at_least
+from attnzoo.mechanism import at_least, whole
 from attnzoo.running_sums import FeatureAttention
 
 
@@ -72,6 +72,8 @@ class Performer(FeatureAttention):
     ) -> None:
         super().__init__(num_heads, head_dim, dropout=dropout)
         at_least(1, "Performer", num_features=num_features, redraw_every=redraw_every)
+        at_least(0, "Performer", layer=layer)
+        whole("Performer", seed=seed)
         self.num_features = max(2, round(head_dim * math.log(head_dim))) if num_features is None else num_features
         self.redraw_every = redraw_every
         self.seed = seed

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from attnzoo.bias import Bias
 from attnzoo.kernels import sdpa
 from attnzoo.mask import Mask, as_mask
-from attnzoo.mechanism import Mechanism
+from attnzoo.mechanism import Mechanism, number, yes_or_no
 from attnzoo.traits import Traits
 
 Backend = Literal["auto", "flash", "efficient", "cudnn", "math", "plain"]
@@ -82,6 +82,8 @@ class Softmax(Mechanism):
         super().__init__(num_heads, head_dim, dropout=dropout)
         if backend not in get_args(Backend):
             raise ValueError(f"Softmax: backend must be one of {', '.join(get_args(Backend))}; got {backend!r}")
+        number("Softmax", scale=scale, softcap=softcap)
+        yes_or_no("Softmax", sink=sink)
         if scale is not None and not math.isfinite(scale):
             raise ValueError(f"Softmax: scale must be a finite number, got {scale}")
         if softcap is not None and not (math.isfinite(softcap) and softcap > 0):

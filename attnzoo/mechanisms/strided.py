@@ -36,7 +36,7 @@ from attnzoo.kernels.gathered import gathered, in_parts, pairs, pattern, pick
 from attnzoo.kernels.seats import leave, seats
 from attnzoo.kernels.softmax import masked_softmax
 from attnzoo.mask import Mask
-from attnzoo.mechanism import Mechanism, at_least
+from attnzoo.mechanism import Mechanism, at_least, whole
 from attnzoo.traits import Traits
 
 Kind = Literal["strided", "fixed"]
@@ -86,6 +86,7 @@ class Strided(Mechanism):
         if kind not in get_args(Kind):
             raise ValueError(f"Strided: kind must be one of {get_args(Kind)}, got {kind!r}")
         at_least(1, "Strided", stride=stride)
+        whole("Strided", summary=summary)
         if kind == "strided" and summary is not None:
             raise ValueError(f"Strided: summary={summary} is not read by kind='strided'; leave it None")
         if summary is not None and not 1 <= summary <= stride:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from attnzoo.checks import at_least, check_grid
+
 
 def sinusoids(positions: Tensor, dim: int, base: float = 10000.0) -> Tensor:
     """sin and cos of position / base^(2i / dim), interleaved, float32 [..., dim]; odd widths end on a sin."""
@@ -30,6 +32,7 @@ class Sinusoidal(nn.Module):
 
     def __init__(self, dim: int, base: float = 10000.0) -> None:
         super().__init__()
+        at_least(1, "Sinusoidal", dim=dim)
         self.dim, self.base = dim, base
 
     def forward(self, positions: Tensor) -> Tensor:
@@ -54,6 +57,7 @@ class Learned(nn.Module):
 
     def __init__(self, dim: int, max_len: int) -> None:
         super().__init__()
+        at_least(1, "Learned", dim=dim, max_len=max_len)
         self.table = nn.Parameter(torch.empty(max_len, dim))
         nn.init.normal_(self.table, std=0.02)
 
@@ -88,6 +92,7 @@ class Sinusoidal2D(nn.Module):
 
     def __init__(self, dim: int, base: float = 10000.0) -> None:
         super().__init__()
+        at_least(1, "Sinusoidal2D", dim=dim)
         if dim % 4:
             raise ValueError(f"2-D sinusoids need a width divisible by 4, got {dim}")
         self.dim, self.base = dim, base
@@ -115,6 +120,9 @@ class Learned2D(nn.Module):
 
     def __init__(self, dim: int, grid: tuple[int, int], prefix_tokens: int = 0) -> None:
         super().__init__()
+        at_least(1, "Learned2D", dim=dim)
+        at_least(0, "Learned2D", prefix_tokens=prefix_tokens)
+        check_grid("Learned2D", grid, axes=2)
         self.grid, self.prefix_tokens = tuple(grid), prefix_tokens
         self.table = nn.Parameter(torch.empty(prefix_tokens + grid[0] * grid[1], dim))
         nn.init.normal_(self.table, std=0.02)

@@ -1,10 +1,13 @@
 """Terms of the scores that know how far apart query and key stand on a grid."""
 
+from collections.abc import Sequence
+from numbers import Integral
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from attnzoo.checks import at_least
 from attnzoo.positions.inside import Places, ScoreTerms
 
 
@@ -37,11 +40,11 @@ class SwinBias(ScoreTerms):
 
     def __init__(self, num_heads: int, grid: tuple[int, int], prefix_tokens: int = 0) -> None:
         super().__init__()
-        if len(grid) != 2 or min(grid) < 1 or prefix_tokens < 0:
-            raise ValueError(
-                f"SwinBias needs grid=(rows, columns) of at least 1 and prefix_tokens of at least 0; "
-                f"got grid={grid}, prefix_tokens={prefix_tokens}"
-            )
+        at_least(1, "SwinBias", num_heads=num_heads)
+        at_least(0, "SwinBias", prefix_tokens=prefix_tokens)
+        whole_pair = isinstance(grid, Sequence) and len(grid) == 2 and all(isinstance(n, Integral) for n in grid)
+        if not whole_pair or min(grid) < 1:
+            raise ValueError(f"SwinBias needs grid=(rows, columns), whole numbers from 1 up; got grid={grid!r}")
         self.num_heads, self.grid, self.prefix_tokens = num_heads, tuple(grid), prefix_tokens
         on_grid = (2 * grid[0] - 1) * (2 * grid[1] - 1)
         self.table = nn.Parameter(torch.zeros(num_heads, on_grid + (3 if prefix_tokens else 0)))

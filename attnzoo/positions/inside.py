@@ -116,6 +116,8 @@ def pair_offsets(q: Tensor, keys: int, places: Places | None) -> Tensor:
 
 def check_places(positions: Tensor, x: Tensor, pair: tuple[int, ...]) -> None:
     """Raises ``ValueError`` unless ``positions`` are [T] or [B, T] (with a last axis of 2 on a grid) for x."""
+    if not isinstance(positions, Tensor):
+        raise ValueError(f"positions must be a tensor of numbers, got {type(positions).__name__}")
     batch, length = x.shape[0], x.shape[2]
     fits = [(length, *pair), (1, length, *pair), (batch, length, *pair)]
     if tuple(positions.shape) not in fits:

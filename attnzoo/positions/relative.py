@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnzoo.bias import Bias, OffsetBias
+from attnzoo.checks import at_least, whole, yes_or_no
 from attnzoo.positions.inside import Places, ScoreTerms, offsets, pair_offsets
 
 
@@ -55,8 +56,8 @@ class RelativeBias(Relative):
 
     def __init__(self, num_heads: int, max_distance: int = 16) -> None:
         super().__init__()
-        if max_distance < 0:
-            raise ValueError(f"max_distance must be at least 0, got {max_distance}")
+        at_least(1, "RelativeBias", num_heads=num_heads)
+        at_least(0, "RelativeBias", max_distance=max_distance)
         self.num_heads, self.max_distance = num_heads, max_distance
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * max_distance + 1))
 
@@ -96,6 +97,9 @@ class T5Bias(Relative):
         self, num_heads: int, *, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
     ) -> None:
         super().__init__()
+        at_least(1, "T5Bias", num_heads=num_heads)
+        whole("T5Bias", num_buckets=num_buckets, max_distance=max_distance)
+        yes_or_no("T5Bias", bidirectional=bidirectional)
         side = num_buckets // 2 if bidirectional else num_buckets
         if side < 2 or (bidirectional and num_buckets % 2):
             raise ValueError(
@@ -145,8 +149,7 @@ class Alibi(Relative):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"Alibi: num_heads must be at least 1, got {num_heads}")
+        at_least(1, "Alibi", num_heads=num_heads)
         self.num_heads = num_heads
 
     def slopes(self, device: torch.device | None = None) -> Tensor:

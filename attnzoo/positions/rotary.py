@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from attnzoo.checks import at_least, number
 from attnzoo.positions.absolute import sin_cos
 from attnzoo.positions.inside import Turning, check_places
 
@@ -34,6 +35,8 @@ class Rotary(Turning):
         self, head_dim: int, layout: Literal["neighbours", "halves"] = "neighbours", base: float = 10000.0
     ) -> None:
         super().__init__()
+        at_least(1, "Rotary", head_dim=head_dim)
+        number("Rotary", base=base)
         if head_dim % 2:
             raise ValueError(f"rotary positions turn pairs of channels, so head_dim must be even; got {head_dim}")
         if layout not in ("neighbours", "halves"):
@@ -80,6 +83,7 @@ class Rotary2D(Turning):
 
     def __init__(self, head_dim: int, base: float = 100.0) -> None:
         super().__init__()
+        at_least(1, "Rotary2D", head_dim=head_dim)
         if head_dim % 4:
             raise ValueError(f"2-D rotary positions need head_dim divisible by 4, got {head_dim}")
         self.head_dim = head_dim

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnzoo.bias import Bias
+from attnzoo.checks import at_least
 from attnzoo.mask import Mask
 from attnzoo.mechanism import Mechanism
 from attnzoo.positions.inside import Places, ScoreTerms, pair_offsets
@@ -48,8 +49,8 @@ class Shaw(ScoreTerms):
 
     def __init__(self, head_dim: int, value_dim: int | None = None, max_distance: int = 16) -> None:
         super().__init__()
-        if max_distance < 0:
-            raise ValueError(f"Shaw: max_distance must be at least 0, got {max_distance}")
+        at_least(1, "Shaw", head_dim=head_dim, value_dim=value_dim)
+        at_least(0, "Shaw", max_distance=max_distance)
         self.head_dim, self.value_dim = head_dim, head_dim if value_dim is None else value_dim
         self.max_distance = max_distance
         self.key_table = nn.Parameter(torch.zeros(2 * max_distance + 1, self.head_dim))

@@ -2,15 +2,35 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnzoo import Additive, Mask, Mechanism, MultiheadAttention, OffsetBias, Softmax, attention_map
+from attnzoo import (
+    LSH,
+    Additive,
+    Axial,
+    BlockSparse,
+    Differential,
+    FeedForward,
+    GlobalLocal,
+    Mask,
+    Mechanism,
+    MixtureOfExperts,
+    MultiheadAttention,
+    MultiheadLatentAttention,
+    Nystrom,
+    OffsetBias,
+    Performer,
+    Softmax,
+    attention_map,
+)
 from attnzoo.catalogue import construct
 from attnzoo.laws import SITE
+from attnzoo.positions import RelativeBias, Rotary, Shaw, SwinBias
 
 Make = Callable[..., Mechanism]
 Brute = Callable[..., Tensor]
@@ -254,6 +274,95 @@ def test_sizes_are_whole_numbers(kind: type[Mechanism]) -> None:
             construct(functools.partial(kind, **{name: 2.5}), 4, 8, **SITE)
     with pytest.raises(ValueError, match=r"num_heads must be a whole number, got 4.0"):
         construct(kind, 4.0, 8, **SITE)  # type: ignore[arg-type]
+
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: MultiheadAttention(64, "4"), "num_heads must be a whole number, got '4'"),  # type: ignore[arg-type]
+    (lambda: MultiheadAttention(64, 4, num_kv_heads=2.0), "num_kv_heads must be a whole number, got 2.0"),  # type: ignore[arg-type]
+    (lambda: MultiheadAttention(64, 4, value_dim=-3), "value_dim must be at least 1, got -3"),
+    (lambda: MultiheadAttention(64, 4, value_dim=0), "value_dim must be at least 1, got 0"),
+    (lambda: MultiheadAttention(64, 4, out_dim=0), "out_dim must be at least 1, got 0"),
+    (lambda: MultiheadAttention(64, 4, context_dim=0), "context_dim must be at least 1, got 0"),
+    (lambda: MultiheadAttention(64, 4, max_len=-1), "max_len must be at least 1, got -1"),
+    (lambda: MultiheadAttention(64, 4, causal="no"), "causal must be True or False, got 'no'"),  # type: ignore[arg-type]
+    (lambda: MultiheadAttention(64, 4, grid=5), "grid must hold the length of each axis"),  # type: ignore[arg-type]
+    (lambda: MultiheadLatentAttention(64, 4, layer=-1), "layer must be at least 0, got -1"),
+    (lambda: GlobalLocal(4, 8, prefix_tokens=-1), "prefix_tokens must be at least 0, got -1"),
+    (lambda: GlobalLocal(4, 8, seed="zz"), "seed must be a whole number, got 'zz'"),  # type: ignore[arg-type]
+    (lambda: Axial(4, 8, grid=5), "Axial: grid must hold the length of each axis"),  # type: ignore[arg-type]
+    (lambda: Axial(4, 8, grid=(2.5, 2)), "Axial: grid must hold the length of each axis"),  # type: ignore[arg-type]
+    (lambda: Nystrom(4, 8, kernel_size=2.5), "kernel_size must be a whole number, got 2.5"),  # type: ignore[arg-type]
+    (lambda: LSH(4, 8, seed=2.5), "seed must be a whole number, got 2.5"),  # type: ignore[arg-type]
+    (lambda: LSH(4, 8, layer="zz"), "layer must be a whole number, got 'zz'"),  # type: ignore[arg-type]
+    (lambda: Performer(4, 8, seed=2.5), "seed must be a whole number, got 2.5"),  # type: ignore[arg-type]
+    (lambda: Performer(4, 8, layer="zz"), "layer must be a whole number, got 'zz'"),  # type: ignore[arg-type]
+    (lambda: BlockSparse(4, 8, seed="zz"), "seed must be a whole number, got 'zz'"),  # type: ignore[arg-type]
+    (lambda: Differential(4, 8, layer=float("nan")), "layer must be a whole number, got nan"),  # type: ignore[arg-type]
+    (lambda: Softmax(4, 8, dropout="0.1"), "dropout must be a number, got '0.1'"),  # type: ignore[arg-type]
+    (lambda: SwinBias(4, grid=(2.5, 2)), "SwinBias needs grid=(rows, columns)"),  # type: ignore[arg-type]
+    (lambda: MixtureOfExperts(8, num_experts=4, top_k=1.5), "top_k must be a whole number, got 1.5"),  # type: ignore[arg-type]
+    (lambda: FeedForward(8, 0), "hidden_dim must be at least 1, got 0"),
+    (lambda: Softmax(4, 8).init_state(2, -1), "max_len must be at least 0, got -1"),
+    (lambda: MultiheadAttention(64, 4, position=Shaw(16)).init_state(2, -1), "max_len must be at least 0, got -1"),
+    (lambda: MultiheadLatentAttention(64, 4).init_state(-2, 1), "batch_size must be at least 0, got -2"),
+]
+
+
+@pytest.mark.parametrize(("make_it", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_cannot_be_is_refused_by_its_name(make_it: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_it()
+
+
+def test_inputs_are_of_one_kind_with_the_weights(random_qkv: Draw) -> None:
+    """Both kinds are named, in whole calls and in steps; autocast brings them together itself."""
+    attn, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 5, 8)
+    for call in (
+        attn,
+        lambda x: attn(torch.randn(2, 5, 8), x),
+        lambda x: attn.step(x, attn.init_state(2, 5)),
+        attn.memory,
+    ):
+        with pytest.raises(ValueError, match=r"must be torch.float32, as the weights are; got torch.float64"):
+            call(x.double())
+        with pytest.raises(ValueError, match="must be of floating-point numbers, got torch.int64"):
+            call(x.long())
+    q, k, v = random_qkv(5, 5)
+    with pytest.raises(
+        ValueError, match=r"of one floating-point type; got torch.float32, torch.float64, torch.float32"
+    ):
+        Softmax(2, 4)(q, k.double(), v)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attn(x, x.bfloat16()).dtype == torch.bfloat16
+        assert Softmax(2, 4)(q, k.bfloat16(), v).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "position", [Rotary(4), Shaw(4), RelativeBias(2)], ids=lambda position: type(position).__name__
+)
+@pytest.mark.parametrize("places", ["a", [0, 1, 2]])
+def test_places_are_a_tensor(position: Rotary | Shaw | RelativeBias, places: object) -> None:
+    with pytest.raises(ValueError, match="positions must be a tensor of numbers, got (str|list)"):
+        MultiheadAttention(8, 2, position=position)(torch.randn(1, 3, 8), positions=places)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_checks_hold_in_a_compiled_and_in_an_exported_attention() -> None:
+    """They read no numbers of a tensor, so a length stays free."""
+    attn, x = MultiheadAttention(8, 2).eval(), torch.randn(2, 5, 8)
+    compiled = torch.compile(attn, backend="eager", fullgraph=True, dynamic=True)
+    assert compiled(x).shape == (2, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiled(x.bfloat16()).dtype == torch.bfloat16
+    free = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    exported = torch.export.export(attn, (x,), dynamic_shapes=(free,))
+    assert exported.module()(torch.randn(3, 9, 8)).shape == (3, 9, 8)
+
+
+def test_the_map_of_no_keys_has_no_columns() -> None:
+    nothing = torch.randn(1, 2, 0, 4)
+    assert attention_map(Softmax(2, 4), nothing, nothing).shape == (1, 2, 0, 0)
+    assert attention_map(Softmax(2, 4), torch.randn(1, 2, 3, 4), nothing).shape == (1, 2, 3, 0)
 
 
 def test_a_mask_in_the_place_of_a_context() -> None:
