@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from attnzoo import CATALOGUE
-from experiments.comparing.reading import LOADER, Run, flat
+from experiments.comparing.reading import Run, flat
 from experiments.training.usage import CONFIGS
 
 BASELINE = "Softmax"
@@ -156,7 +156,7 @@ def others(variant: Variant) -> dict[str, Any]:
 def _preset(name: str) -> dict[str, Any]:
     """Options of a preset; none where it is none of ours."""
     path = CONFIGS / f"{name}.yaml"
-    return flat(yaml.load(path.read_text(encoding="utf-8"), LOADER)) if path.is_file() else {}
+    return flat(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def _nearness(variant: Variant, preset: dict[str, Any]) -> tuple[int, int, int, int]:

@@ -98,7 +98,7 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def _read(folder: Path, say: Callable[[str], None]) -> Run | None:
     try:
-        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), LOADER)
+        config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), _LOADER)
         if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
             raise ValueError("config.yaml has no model")
         json.dumps(config)
@@ -161,4 +161,4 @@ def _rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

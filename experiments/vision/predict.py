@@ -33,7 +33,7 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
         ckpt: checkpoint; the best one of the newest finished vision run if null.
         top: how many classes to print.
         invert: swap dark and light first, for dark ink on white paper where training had light on dark.
-        out: file of the attention picture (.png, .pdf, .svg, .jpg); in the run's figures/ if null.
+        out: file of the attention picture (.png, .pdf, .svg, .jpg); in the run's classified/ if null.
     """
     if out is not None and Path(out).suffix not in PICTURES:
         raise ValueError(f"--out={out}: the attention picture is written as one of {', '.join(PICTURES)}")
@@ -44,7 +44,7 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     assert model.facts is not None
     pixels = model.read(image)
     pixels = 255 - pixels if invert else pixels
-    target = Path(out) if out else beside(path, "figures") / f"{Path(image).stem}-attention.png"
+    target = Path(out) if out else beside(path, "classified") / f"{Path(image).stem}-attention.png"
     check_writable(target, "--out")
     console = Console(highlight=False, soft_wrap=True, markup=False)
     note = _brightness(scale_pixels(pixels).mean().item(), model.facts["mean"], invert)
