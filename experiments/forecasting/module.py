@@ -266,8 +266,7 @@ class Forecaster(Experiment):
             )
         if not bool(past.isfinite().all()):
             raise ValueError("predict takes finite values; fill missing ones first, as with --missing=fill")
-        if calendar is None:
-            calendar = past.new_zeros(len(past), facts["horizon"], 0)
+        calendar = past.new_zeros(len(past), facts["horizon"], 0) if calendar is None else calendar
         if calendar.shape != (len(past), facts["horizon"], features):
             raise ValueError(
                 f"predict takes calendar features [B, {facts['horizon']}, {features}] of {facts['calendar']}, "
@@ -285,8 +284,7 @@ class Forecaster(Experiment):
         point = _undo(scaler, forecast.transpose(1, 2), series)
         if quantiles is None:
             return point, None
-        levels = [_undo(scaler, part.transpose(1, 2), series) for part in quantiles.unbind(-1)]
-        return point, torch.stack(levels, dim=-1)
+        return point, torch.stack([_undo(scaler, part.transpose(1, 2), series) for part in quantiles.unbind(-1)], -1)
 
 
 def _undo(scaler: Scaler, values: Tensor, series: int) -> Tensor:
