@@ -207,8 +207,6 @@ class ExperimentCLI(LightningCLI):
             "callbacks": callbacks,
             "logger": loggers,
             "default_root_dir": str(root),
-        }
-        config |= {
             "enable_model_summary": False,
             "enable_autolog_hparams": False,
             "use_distributed_sampler": False,
@@ -273,8 +271,7 @@ class ExperimentCLI(LightningCLI):
 
     def _wandb(self) -> WandbRows:
         assert self.folder is not None
-        preset = self.options.preset or "run"
-        seed = self.config["seed_everything"]
+        preset, seed = self.options.preset or "run", self.config["seed_everything"]
         data = type(self.datamodule).__name__
         return WandbRows(
             self.folder.path,

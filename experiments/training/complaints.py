@@ -7,7 +7,6 @@ import importlib
 import inspect
 import itertools
 import re
-from itertools import pairwise
 from typing import Any, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -43,7 +42,7 @@ def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageErro
         or ("", inner, [])
     )
     written = any(word.partition("=")[0] == where for word in argv)
-    files = [] if written else [after for word, after in pairwise(argv) if word in ("--config", "-c")]
+    files = [] if written else [after for word, after in itertools.pairwise(argv) if word in ("--config", "-c")]
     files += [] if written else [word.partition("=")[2] for word in argv if word.startswith(("--config=", "-c="))]
     place = f" (in {', '.join(files)})" if files else ""
     accepted = f"\nThere are: {', '.join(known)}" if known else ""
@@ -55,7 +54,7 @@ Complaint = tuple[str, str, list[str]]
 
 
 def _apart(argv: list[str]) -> UsageError | None:
-    for (word, after), following in itertools.zip_longest(pairwise(argv), argv[2:], fillvalue=""):
+    for (word, after), following in itertools.zip_longest(itertools.pairwise(argv), argv[2:], fillvalue=""):
         if word.startswith("--") and (after.startswith("=") or (word.endswith("=") and not after.startswith("-"))):
             whole = f"{word.rstrip('=')}={after.lstrip('=') or following}"
             return UsageError(f"{word} {after}: there is no space around the sign; did you mean {whole}?")
@@ -81,8 +80,7 @@ def _unknown_inside(option: str, message: str, parser: ArgumentParser) -> Compla
     if accepted:
         return option, f"{option}: there is no such option.{nearest(word, accepted)}", accepted
     accepted = _accepted(message)
-    near = nearest(group.rpartition(".")[2], accepted)
-    return option, f"{option}: there is no option {group}.{near}", accepted
+    return option, f"{option}: there is no option {group}.{nearest(group.rpartition('.')[2], accepted)}", accepted
 
 
 def _unknown_option(option: str, inner: str, message: str, parser: ArgumentParser) -> Complaint | None:
@@ -107,8 +105,10 @@ def _section(option: str, inner: str, message: str, parser: ArgumentParser) -> C
         return None
     name, default = next(iter(examples.items()))
     value = re.search(r"(?:Unable to load config ['\"]|Given value: )([^\s'\"]*)", message)
-    such = f"{option}.{name}={'...' if default is None else default}"
-    given = f"{option}={value[1]}" if value else option
+    such, given = (
+        f"{option}.{name}={'...' if default is None else default}",
+        f"{option}={value[1]}" if value else option,
+    )
     return option, f"{given}: it has options of its own; give them, such as {such}", list(examples)
 
 
@@ -122,10 +122,8 @@ def _examples(option: str, message: str, parser: ArgumentParser) -> dict[str, An
     for kind in kinds:
         for cls in (kind, *get_args(kind)):
             if dataclasses.is_dataclass(cls):
-                inside |= {
-                    field.name: None if field.default is dataclasses.MISSING else field.default
-                    for field in dataclasses.fields(cls)
-                }
+                missing, fields = dataclasses.MISSING, dataclasses.fields(cls)
+                inside |= {each.name: None if each.default is missing else each.default for each in fields}
     return inside
 
 
