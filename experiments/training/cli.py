@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from experiments.training import processes, saved, specs
 from experiments.training.checkpoints import BestAndLast
-from experiments.training.complaints import complain, innermost, refuse_bases
+from experiments.training.complaints import complain, refuse_bases
 from experiments.training.console import Report, parameter_count
 from experiments.training.ema import Ema, EmaWeights
 from experiments.training.guarding import Guard, StepGuard
@@ -29,6 +29,7 @@ from experiments.training.head_monitor import HeadMonitor, Monitoring
 from experiments.training.head_reinit import HeadReinit, Reinit
 from experiments.training.loggers import CsvRows
 from experiments.training.manual import FIT, TEST, Parser
+from experiments.training.messages import innermost
 from experiments.training.module import Experiment
 from experiments.training.ramp import DiversityRamp
 from experiments.training.resuming import config_of_run, refuse_differences, refuse_other_model, refuse_other_training
@@ -248,8 +249,8 @@ class ExperimentCLI(LightningCLI):
             if folder is not None:
                 self._keep_config(folder, step)
                 return folder, step
-        words = self.options.name or f"{self.mechanism.lower()}-seed{self.config['seed_everything']}"
-        folder = RunFolder.create(self.options, words)
+        words = f"{self.mechanism.lower()}-seed{self.config['seed_everything']}"
+        folder = RunFolder.create(self.options, self.options.name or words)
         folder.config.write_text(self.dump(), encoding="utf-8")
         return folder, 0
 
@@ -272,11 +273,10 @@ class ExperimentCLI(LightningCLI):
     def _wandb(self) -> WandbRows:
         assert self.folder is not None
         preset, seed = self.options.preset or "run", self.config["seed_everything"]
-        data = type(self.datamodule).__name__
         return WandbRows(
             self.folder.path,
             name=f"{preset}-{self.mechanism.lower()}-s{seed}-{self.folder.path.name[:4]}",
-            group=f"{preset} {data}",
+            group=f"{preset} {type(self.datamodule).__name__}",
             tags=[self.model.task, self.mechanism],
             config=lambda: twin(self.model, self.datamodule, preset, self.mechanism, seed),
         )

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 from jsonargparse import ArgumentParser
 
 from attnzoo import CATALOGUE, Mechanism
+from experiments.training.messages import class_paths, given_value, innermost, option_of, relevant
 from experiments.training.module import Experiment
 from experiments.training.specs import describe
 from experiments.training.usage import UsageError, nearest
@@ -28,7 +29,7 @@ def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageErro
     if apart := _apart(argv):
         return apart
     message = relevant(message)
-    option, inner = _option(message), innermost(message)
+    option, inner = option_of(message), innermost(message)
     unknown = re.search(r"[Uu]nrecognized arguments: *(\S+)", message)
     if unknown and not option:
         return _unknown_word(unknown[1], _options(parser))
@@ -117,7 +118,7 @@ def _examples(option: str, message: str, parser: ArgumentParser) -> dict[str, An
     found = [action for action in parser._actions if f"--{action.dest}".startswith(f"{option}.")]
     inside = {action.dest.rpartition(".")[2]: action.default for action in found if not action.dest.endswith(".help")}
     word = option.rpartition(".")[2]
-    kinds = [get_type_hints(cls.__init__).get(word) for path in _class_paths(message) if (cls := _import(path))]
+    kinds = [get_type_hints(cls.__init__).get(word) for path in class_paths(message) if (cls := _import(path))]
     kinds += [getattr(action, "_typehint", None) for action in parser._actions if f"--{action.dest}" == option]
     for kind in kinds:
         for cls in (kind, *get_args(kind)):
@@ -134,7 +135,7 @@ def _unknown_class(option: str, inner: str, message: str, argv: list[str]) -> Co
     if match is None:
         return None
     path = re.search(r"class_path '([\w.]+)'", message)
-    word = match[1] or match[2] or (path[1] if path else _value(message))
+    word = match[1] or match[2] or (path[1] if path else given_value(message))
     known: list[str] = []
     if "attention" in option:
         known = list(CATALOGUE)
@@ -166,36 +167,6 @@ def _wrong_value(option: str, inner: str, message: str, argv: list[str]) -> Comp
     types = [f"a list, such as [{given}]" if name == "list" else name for name in types]
     wanted = f"expected {'one of ' if choices else ''}{', '.join([*choices, *types])}"
     return where, f"{where}={given}: {wanted}.{nearest(given, choices)}", []
-
-
-def innermost(message: str) -> str:
-    """What the class itself has said, out of jsonargparse's list of types that did not fit."""
-    text = relevant(message)
-    while match := re.search(r"Errors:\n\s*- (?!Expected an? )(.*)", text, re.DOTALL):
-        text = match[1]
-    text = re.sub(r"\n\s*Given value type.*", "", text, flags=re.DOTALL)
-    return re.sub(r"^(?:Problem with given class_path '[\w.]+':|Parser key \"[\w.]+\":)\s*", "", text).strip()
-
-
-def relevant(message: str) -> str:
-    """`message` without the types that the user did not mean: of a list of errors, the first that is no plain type."""
-    head, found, errors = message.partition("Errors:\n")
-    if not found:
-        return message
-    bullet = re.match(r"\s*- ", errors)
-    assert bullet is not None
-    margin = bullet[0]
-    listed, end, given = errors.partition(f"\n{margin[2:-2]}Given value type")
-    first, *others = listed.removeprefix(margin).split(f"\n{margin}")
-    kept = [first, *others] if first.startswith("Expected a") else [relevant(first)]
-    return f"{head}Errors:\n{margin}" + f"\n{margin}".join(kept) + end + given
-
-
-def _option(message: str) -> str:
-    keys = list(dict.fromkeys(re.findall(r'Parser key "([\w.]+)"', message)))
-    nested = re.search(r"NestedArg\(key='([^']*)'", message)
-    parts = keys[:1] + ([nested[1]] if nested else keys[1:2])
-    return f"--{'.'.join(parts)}" if parts else ""
 
 
 def refuse_bases(model: Experiment) -> None:
@@ -252,18 +223,9 @@ def _written(argv: list[str], value: str, option: str) -> str | None:
     return None
 
 
-def _value(message: str) -> str:
-    match = re.search(r"Given value: (\S+)", message)
-    return match[1] if match else ""
-
-
-def _class_paths(message: str) -> list[str]:
-    return re.findall(r"class_path(?:=|': | )'([\w.]+)'", message.partition("Given value")[0])
-
-
 def _accepted(message: str) -> list[str]:
     # The innermost class that is named is the one that does not take the option.
-    for path in reversed(_class_paths(message)):
+    for path in reversed(class_paths(message)):
         found = _import(path)
         if found is not None:
             # These two a mechanism gets from the network that it stands in.
@@ -280,7 +242,7 @@ def _top(parser: ArgumentParser, groups: list[str]) -> list[str]:
 
 
 def _group(parser: ArgumentParser, group: str, message: str) -> list[str]:
-    for name in _class_paths(message):
+    for name in class_paths(message):
         annotation = inspect.signature(found).parameters.get(group) if (found := _import(name)) else None
         default = annotation.default if annotation else None
         if dataclasses.is_dataclass(default):
