@@ -26,7 +26,7 @@ from experiments.training import saved, specs
 from experiments.training.console import speak
 from experiments.training.finding import newest_finished
 from experiments.training.options import call
-from experiments.training.writing import write_whole
+from experiments.training.writing import check_writable, write_whole
 
 log = logging.getLogger("experiments")
 
@@ -112,12 +112,13 @@ def _forecast(
     console = Console(highlight=False, soft_wrap=True, markup=False)
     # First, for the newest run may not be the one that was meant, and what follows may not fit it.
     console.print(f"{csv}, by {path}")
+    target = Path(out) if out else _beside(path) / f"{Path(csv.removesuffix('.gz')).stem.replace(':', '-')}.csv"
+    check_writable(target, "--out")
     model = Forecaster.from_checkpoint(path)
     data = _data(model, path, csv, {name: value for name, value in given.items() if value is not None})
     table = data.read()
     check_step(model, table)
     found = [look_ahead(model, table, rows, data.table.missing, start) for rows in table.rows]
-    target = Path(out) if out else _beside(path) / f"{Path(csv.removesuffix('.gz')).stem.replace(':', '-')}.csv"
     if Path(csv).exists() and any(
         file.exists() and file.samefile(csv) for file in (target, target.with_suffix(".png"))
     ):
@@ -125,7 +126,7 @@ def _forecast(
     written = _frame(model, table, data.table.series_column, found)
     if not np.isfinite(written.select_dtypes("number").to_numpy()).all():
         raise ValueError(f"{csv}: the forecast is not finite; are there numbers in the table that are far too large?")
-    write_whole(target, written.to_csv(index=False, float_format="%.7g", lineterminator="\n").encode())
+    write_whole(target, written.to_csv(index=False, float_format="%.7g", lineterminator="\n").encode(), "--out")
     _draw(model, table, found, table.title).savefig(target.with_suffix(".png"), dpi=120)
     console.print(written.head(3).to_string(index=False), f"... {len(written)} rows", sep="\n")
     console.print(f"forecast: {target}\npicture: {target.with_suffix('.png')}")

@@ -47,6 +47,15 @@ def test_the_table_is_never_written_over(
     assert table.read_bytes() == content
 
 
+def test_a_place_that_cannot_be_written_is_refused_by_its_option(
+    checkpoint: Path, cases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"--csv={cases / 'base_hourly.csv'}", f"--ckpt={checkpoint}", "--out=/proc/next.csv"]
+    assert main(["forecast", *words]) == 1
+    error = capsys.readouterr().err
+    assert "/proc/next.csv" in error and "--out" in error
+
+
 def test_the_forecast_is_near_to_what_came(checkpoint: Path, cases: Path, tmp_path: Path) -> None:
     found = forecast(cases / "base_hourly.csv", checkpoint, tmp_path / "past.csv", "--start=2024-01-10 12:00")
     came = pd.read_csv(cases / "base_hourly.csv").set_index("timestamp").loc[found["timestamp"], "load"]
