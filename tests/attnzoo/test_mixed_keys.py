@@ -58,17 +58,20 @@ PADDINGS = {
 @every_kind
 @pytest.mark.parametrize("side", PADDINGS)
 def test_e03_and_e2_padded_equals_cropped(make: Make, causal: bool, side: str) -> None:
-    """E03, E2: 5 real and 3 padded tokens; zeros, random numbers or NaN there move no real output and no gradient."""
-    attn = random_start(make(2, 4))
+    """E03, E2: 5 real and 3 padded tokens; zeros, random numbers or NaN there move no real output and no gradient.
+
+    In float64: the inverse of Nystrom is ill-conditioned for some draws, and float32 would be a test of the processor.
+    """
+    attn = random_start(make(2, 4)).double()
     keep = torch.tensor(PADDINGS[side], dtype=torch.bool)
     mask = Mask(causal=causal, key_keep=keep.expand(2, -1))
-    q, k, v = qkv(8)
+    q, k, v = (x.double() for x in qkv(8))
     results = []
     for filler in (torch.zeros(3, 1), torch.randn(3, 1), torch.full((3, 1), torch.nan)):
         leaves = [q.clone(), k.clone(), v.clone()]
         for x in leaves[1:]:
-            x[:, :, ~keep] = filler
-        leaves[0][:, :, ~keep] = filler.nan_to_num(1e4)  # a mechanism may be asked from anywhere
+            x[:, :, ~keep] = filler.double()
+        leaves[0][:, :, ~keep] = filler.double().nan_to_num(1e4)  # a mechanism may be asked from anywhere
         leaves = [x.requires_grad_() for x in leaves]
         out = attn(*leaves, mask)[:, :, keep]
         out.square().sum().backward()
@@ -77,10 +80,10 @@ def test_e03_and_e2_padded_equals_cropped(make: Make, causal: bool, side: str) -
     expected = attn(*cropped, Mask(causal=causal))
     expected.square().sum().backward()
     for out, *gradients in results:
-        close(out, expected.detach())
-        close(out, results[0][0], 1e-6)
+        close(out, expected.detach(), 1e-9)
+        close(out, results[0][0], 1e-9)
         for gradient, right in zip(gradients, cropped, strict=True):
-            close(gradient[:, :, keep], right.grad)
+            close(gradient[:, :, keep], right.grad, 1e-9)
             assert gradient[:, :, ~keep].count_nonzero() == 0
     hidden = attention_map(attn, q, k, mask)[:, :, keep]
     assert hidden[..., ~keep].count_nonzero() == 0

@@ -99,7 +99,7 @@ def test_sizes_that_do_not_fit() -> None:
         MultiheadAttention(10, 4)
     with pytest.raises(ValueError, match=r"num_heads"):
         MultiheadAttention(8, 0)
-    with pytest.raises(ValueError, match=r"num_kv_heads=0"):
+    with pytest.raises(ValueError, match=r"num_kv_heads must be at least 1, got 0"):
         MultiheadAttention(8, 4, num_kv_heads=0)
 
 

@@ -126,4 +126,4 @@ def test_training_with_labels_starts_from_the_encoder(
 
     assert main(["fit", "--config=vit-cifar10", *common, f"--model.init_from={checkpoint}"]) == 0
     assert main(["classify", f"--image={root / 'val' / 'a' / '00.png'}", f"--ckpt={checkpoint}"]) == 1
-    assert "checkpoint of a pretraining model" in capsys.readouterr().err
+    assert "is of a pretraining model, MaskedPatches" in capsys.readouterr().err

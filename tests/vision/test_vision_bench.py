@@ -22,6 +22,7 @@ def test_the_wait_is_the_time_before_a_step_as_a_share_of_that_from_step_to_step
     assert watch.share() == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_the_wait_is_measured_in_the_preset() -> None:
     ticks = iter(range(1000))
     assert waiting(3, lambda: float(next(ticks))) == pytest.approx(0.5)
