@@ -5,8 +5,7 @@ train with the same batch each, their gradients summed by DDP over gloo: the rat
 is sent and kept is counted beside it, and held against the formulas of docs/scaling.md.
 """
 
-from __future__ import annotations
-
+# No annotations as text here: DDP reads those of its hook.
 import argparse
 import json
 import os

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import netrc
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlparse
@@ -26,6 +28,9 @@ STEP = "trainer/global_step"
 
 class WandbRows(Logger):
     """Sends rows to W&B. Whatever goes wrong there costs one line of warning and the rest of the W&B log.
+
+    A thread of its own hands them over, one after the other: W&B makes its caller wait for another thread, which is
+    a thirtieth of a short step.
 
     Args:
         folder: run folder; W&B makes `wandb/` in it, and its run id is kept there for resuming.
@@ -50,6 +55,7 @@ class WandbRows(Logger):
         self.config = config
         self._run: Any = None
         self._broken = False
+        self._sender = ThreadPoolExecutor(1, "wandb-rows")
 
     @property
     def name(self) -> str:
@@ -71,39 +77,40 @@ class WandbRows(Logger):
         if self._run is None:
             self._run = self._try(self._open)
         if self._run is not None:
-            self._try(lambda: self._run.log({**metrics, STEP: step}))
+            self._sender.submit(self._try, functools.partial(self._run.log, {**metrics, STEP: step}))
 
     @rank_zero_only
     def log_figures(self, figures: dict[str, Path], step: int) -> None:
         """Pictures from files."""
         if self._run is not None:
-            self._try(lambda: self._run.log({**{k: _picture(path) for k, path in figures.items()}, STEP: step}))
+            self._in_turn(lambda: self._run.log({**{k: _picture(path) for k, path in figures.items()}, STEP: step}))
 
     @rank_zero_only
     def log_samples(self, table: Samples, step: int) -> None:
         """Predictions of fixed samples, as a table; paths in it are pictures in the run folder."""
         if self._run is not None:
-            self._try(lambda: self._run.log({"samples": self._table(table), STEP: step}))
+            self._in_turn(lambda: self._run.log({"samples": self._table(table), STEP: step}))
 
     @rank_zero_only
     def keep_checkpoint(self, path: Path, score: float | None) -> None:
         """The best checkpoint as an artifact of the run, where it is online; offline it stays the file that it is."""
         if self._run is not None and not self._run.offline:
-            self._try(lambda: self._send(path, score))
+            self._in_turn(lambda: self._send(path, score))
 
     @rank_zero_only
     def summarise(self, values: dict[str, Any]) -> None:
         """Figures of the whole run, such as the best score and its step."""
         if self._run is not None:
-            self._try(lambda: self._run.summary.update(values))
+            self._in_turn(lambda: self._run.summary.update(values))
 
     @rank_zero_only
     def finish(self, exit_code: int) -> None:
         """Close the run."""
         if self._run is not None:
+            self._in_turn(lambda: None)
             # Also after a failure: what has been written so far is to be kept.
             self._broken = False
-            self._try(lambda: self._run.finish(exit_code=exit_code))
+            self._in_turn(lambda: self._run.finish(exit_code=exit_code))
             self._run = None
 
     @property
@@ -147,6 +154,10 @@ class WandbRows(Logger):
         artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="model", metadata={"val/primary": score})
         artifact.add_file(str(path))
         self._run.log_artifact(artifact, aliases=["best"])
+
+    def _in_turn(self, action: Callable[[], R]) -> R | None:
+        """After all rows before; waits for it."""
+        return self._sender.submit(self._try, action).result()
 
     def _try(self, action: Callable[[], R]) -> R | None:
         if self._broken:
