@@ -17,12 +17,15 @@ NEEDS = {
 }
 """Traits that a preset's sites ask of a mechanism, beside what all have."""
 
+LONG = ("translator-dates", "listops")
+"""Presets of which a few steps take long."""
+
 PAIRS = [
     # All of them take minutes; one row and one column of the table go into each run of the tests.
     pytest.param(
         preset,
         name,
-        marks=[] if preset == "vit" or (name == "Softmax" and preset != "translator-dates") else pytest.mark.slow,
+        marks=[] if preset == "vit" or (name == "Softmax" and preset not in LONG) else pytest.mark.slow,
     )
     for preset in embedded_presets()
     for name in CATALOGUE

@@ -80,7 +80,7 @@ def test_names_follow_from_all_options(tmp_path: Path) -> None:
     assert not set(names) & {trial.name for trial in plan.plan(file, [*SMALL, "--model.pool=class"], 2, None).trials}
 
 
-@pytest.mark.parametrize("kind", ["params", "flops"])
+@pytest.mark.parametrize("kind", ["params", pytest.param("flops", marks=pytest.mark.slow)])
 def test_sizes_are_matched_within_two_percent(tmp_path: Path, kind: plan.Match) -> None:
     file = sweep_file(tmp_path, model__attention=["Softmax", "Additive", "LSH"])
     made = plan.plan(file, SMALL, 1, kind)

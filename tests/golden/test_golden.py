@@ -33,8 +33,8 @@ def first_losses(preset: str, root: Path) -> list[float]:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
 
 
-SLOW = {"translator-dates"}
-"""Its dates take ten times as long to write as the steps take."""
+SLOW = {"translator-dates", "listops"}
+"""Dates take ten times as long to write as the steps take, and expressions are long."""
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def run_two(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_r01_r02_two_processes_give_the_numbers_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R01, R02, 4, 8: 5 samples in unequal shares; loss 2.0, the same updates, every sample once an epoch."""
     one, two = run_here(tmp_path / "one", monkeypatch), run_two(tmp_path / "two")

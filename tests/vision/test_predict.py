@@ -149,6 +149,7 @@ def test_a_run_that_never_validated_is_used_by_its_last_weights(
     assert "last.ckpt" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_mechanism_with_parameters_is_drawn_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Additive: its map hangs on a parameter, and its chunks on the batch."""
     arguments = [f"--run.root={tmp_path / 'runs'}", "--model.attention=Additive", "--trainer.max_steps=2", *SMALL]
