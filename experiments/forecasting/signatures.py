@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 from pathlib import Path
+
+from experiments.training.marks import marked
 
 _COMPRESSED = (".gz", ".bz2", ".zip", ".xz", ".zst", ".tar", ".tgz")
 """Endings by which pandas unpacks a file."""
 
-_MARKS = {  # UTF-32 first, for its mark begins with that of UTF-16
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 _FORMATS = {
     b"PK\x03\x04": "an Excel workbook (.xlsx) or another zip archive; save the sheet as CSV, or name the archive .zip",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook (.xls); save the sheet as CSV",
@@ -40,10 +35,9 @@ def check_text(file: Path, encoding: str) -> None:
             raise ValueError(f"{file.name} is no text but {what}.")
     if encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32")):
         return
-    marked = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
-    if marked is not None:
+    if found := marked(start):
         raise ValueError(
-            f"{file.name} is text in {marked} (by its byte order mark); give --data.table.encoding={marked}."
+            f"{file.name} is text in {found} (by its byte order mark); give --data.table.encoding={found}."
         )
     if b"\0" in start:
         order = "le" if start[1:2] == b"\0" else "be"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import logging
 import unicodedata
@@ -11,15 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.training.marks import marked
+
 log = logging.getLogger("experiments")
 
 _GZIP = b"\x1f\x8b"
-_MARKS = {  # UTF-32 first, for its mark begins with that of UTF-16
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 _FORMATS = {
     b"PK\x03\x04": "a zip archive, as .xlsx, .docx and .odt files are",
     b"\xd0\xcf\x11\xe0": "a document of an old Office (.doc, .xls)",
@@ -114,9 +109,8 @@ def check_text(data: bytes, name: str, encoding: str, option: str) -> None:
         raise ValueError(f"{name} is no text but {what}; lines of plain text were expected, in a file as such or .gz.")
     if encoding.lower().replace("_", "-").startswith(("utf-16", "utf-32", "utf16", "utf32")):
         return
-    marked = next((found for mark, found in _MARKS.items() if data.startswith(mark)), None)
-    if marked is not None:
-        raise ValueError(f"{name} is text in {marked} (by its byte order mark); give {option}={marked}.")
+    if found := marked(data[:4]):
+        raise ValueError(f"{name} is text in {found} (by its byte order mark); give {option}={found}.")
     if b"\0" in data[:1024]:
         order = "le" if data[1:2] == b"\0" else "be"
         raise ValueError(
