@@ -21,12 +21,12 @@ from rich.table import Table
 from benchmarks import runs
 from benchmarks.plots import quality
 from experiments.comparing import files, reading
+from experiments.comparing.grouping import BASELINE
 from experiments.comparing.judging import difference, half_width
 
 TASKS = ("vit", "translator", "translator-bahdanau", "forecaster", "listops")
 SEEDS = 3
 FASTEST = 5
-BASELINE = "Softmax"
 
 
 def measure(folder: Path, arguments: list[str]) -> int:

@@ -58,7 +58,7 @@ class Group:
     Attributes:
         title: the preset, and what tells it from other groups of the preset.
         variants: the best mean score first.
-        baseline: of the variants with plain `Softmax` the one nearest to the preset; None where there is none.
+        baseline: of the variants with `Softmax` the one nearest to the preset, and plain; None where there is none.
         open: runs that have not finished, by status.
     """
 
@@ -71,8 +71,8 @@ class Group:
         """What a variant is compared with: the Softmax that differs in the mechanism alone, or else `baseline`."""
         if variant.mechanism == BASELINE:
             return self.baseline
-        alike = (each for each in self.variants if each.mechanism == BASELINE and others(each) == others(variant))
-        return next(alike, self.baseline)
+        alike = [each for each in self.variants if each.mechanism == BASELINE and others(each) == others(variant)]
+        return min(alike, key=_own_options, default=self.baseline)
 
 
 def groups(runs: list[Run]) -> list[Group]:
@@ -159,11 +159,17 @@ def _preset(name: str) -> dict[str, Any]:
     return flat(yaml.safe_load(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
-def _nearness(variant: Variant, preset: dict[str, Any]) -> tuple[int, int, int, int]:
-    """Of several with plain Softmax: options as in the preset, then few that are on, then seeds, then a short name."""
+def _own_options(variant: Variant) -> int:
+    """How many options of its mechanism are not the defaults; none where it is plain."""
+    return len(_sizes(next(iter(variant.runs.values()))))
+
+
+def _nearness(variant: Variant, preset: dict[str, Any]) -> tuple[int, ...]:
+    """Of several with Softmax: options as in the preset, plain, few that are on, then seeds, then a short name."""
     options = others(variant)
     other = sum(preset.get(name, value) != value for name, value in options.items())
-    return -other, -sum(bool(value) for value in options.values()), len(variant.runs), -len(variant.label)
+    on = sum(bool(value) for value in options.values())
+    return -other, -_own_options(variant), -on, len(variant.runs), -len(variant.label)
 
 
 def _mean_score(variant: Variant) -> float:

@@ -126,6 +126,17 @@ def test_each_is_compared_with_the_softmax_that_differs_in_the_mechanism_alone(t
     }
 
 
+def test_a_softmax_with_options_of_its_own_is_no_baseline_beside_a_plain_one(tmp_path: Path) -> None:
+    """Neither by a better score nor by more seeds."""
+    for seed in range(2):
+        make_run(tmp_path, "Softmax", 0.9, seed=seed, attention={"softcap": 30.0})
+    make_run(tmp_path, "Softmax", 0.6)
+    make_run(tmp_path, "Local", 0.7)
+    group = only_group(tmp_path)
+    found = {variant.label: row(group, variant.label)["difference"] for variant in group.variants}
+    assert found == {"Softmax softcap=30.0": "+0.3000", "Local": "+0.1000", "Softmax": "baseline"}
+
+
 def test_a_title_has_as_few_options_as_tell_its_group_from_the_others(tmp_path: Path) -> None:
     """Many options of one run alone do not hide what tells the other two apart."""
     many = {f"option_{number}": number for number in range(9)}
