@@ -63,3 +63,19 @@ def test_a_mechanism_trains_by_its_name_alone(
     assert content["mechanism"] == name
     assert content["steps"] == 2
     assert math.isfinite(content["metrics"]["test/primary"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+@pytest.mark.parametrize("preset", embedded_presets())
+def test_each_preset_trains_in_other_precisions_with_its_heads_watched(
+    preset: str, precision: str, tmp_path: Path
+) -> None:
+    arguments = [f"--config={preset}", f"--trainer.precision={precision}", f"--run.root={tmp_path}"]
+    arguments += ["--run.wandb=false", "--trainer.max_steps=4", "--trainer.max_epochs=-1", "--trainer.accelerator=cpu"]
+    arguments += [f"--trainer.limit_{part}_batches=1" for part in ("val", "test")]
+    arguments += ["--head_monitor.every=2", "--head_monitor.samples=16"]
+    assert main(["fit", *arguments]) == 0
+    (run,) = tmp_path.glob("*/*")
+    assert all(math.isfinite(v) for v in json.loads((run / "results.json").read_text())["metrics"].values())
+    assert (run / "figures" / "heads.csv").stat().st_size > 0

@@ -231,7 +231,7 @@ class Forecaster(Experiment):
         windows = data.windows("val")
         rows: list[list[Any]] = []
         for number in spread_evenly(len(windows), count):
-            batch = data.transfer_batch_to_device(data.store.batch([int(windows[number])]), self.device, 0)
+            batch = self.receive(data.store.batch([int(windows[number])]), data)
             forecast, quantiles, *_ = self._network(batch["past"], batch["calendar"])
             error, known = forecast - batch["future"], batch["known"]
             means = [float(part[known].mean()) for part in (error.square(), error.abs())]

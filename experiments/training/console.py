@@ -73,7 +73,7 @@ def sites(model: Experiment, data: pl.LightningDataModule) -> list[str]:
     assert model.network is not None
     if not any(isinstance(module, Mechanism) for module in model.network.modules()):
         return []
-    batch = data.transfer_batch_to_device(next(iter(data.val_dataloader())), model.device, 0)
+    batch = model.receive(next(iter(data.val_dataloader())), data)
     model.eval()
     try:
         # In the precision that will be trained in, for the kernel depends on it.

@@ -32,7 +32,7 @@ def measure(model: Experiment, data: pl.LightningDataModule, mechanism: str) -> 
     """
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return {}
-    batch = data.transfer_batch_to_device(next(iter(data.val_dataloader())), model.device, 0)
+    batch = model.receive(next(iter(data.val_dataloader())), data)
     unit = model.unit.removesuffix("s")
     assert model.network is not None
     return {f"flops_per_{unit}": flops(model, batch), "visible_pairs": visible_pairs(model, batch, mechanism)}

@@ -125,6 +125,12 @@ class Experiment(pl.LightningModule):
         """Refuse data that the saved model was not made for. Measured figures (floats) may differ."""
         refuse_other_facts(saved, found)
 
+    def receive(self, batch: Any, data: pl.LightningDataModule) -> Any:
+        """A batch as the trainer hands it to ``step``: in the precision of the run, on the device."""
+        if self._trainer is not None:  # None where a model is used without one
+            batch = self._trainer.precision_plugin.convert_input(batch)
+        return data.transfer_batch_to_device(batch, self.device, 0)
+
     # Set-up.
 
     def setup(self, stage: str) -> None:

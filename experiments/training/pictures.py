@@ -21,8 +21,7 @@ def save_pictures(model: Experiment, data: pl.LightningDataModule, folder: Path)
     Returns:
         The files by the names that the task gave, empty where the task draws none.
     """
-    batch = next(iter(data.val_dataloader()))
-    batch = data.transfer_batch_to_device(batch, model.device, 0)
+    batch = model.receive(next(iter(data.val_dataloader())), data)
     with torch.no_grad():
         figures = model.attention_pictures(batch)
     files = {}

@@ -41,9 +41,10 @@ class ProbeSet:
         count = 0
         with torch.random.fork_rng(devices=[]):  # an iterator of a loader draws a number
             for batch in data.val_dataloader():
-                batch = data.transfer_batch_to_device(batch, model.device, 0)
+                batch = model.receive(batch, data)
                 self.batches.append(batch)
-                count += len(next(value for value in batch.values() if isinstance(value, Tensor)))
+                values = batch.values() if isinstance(batch, dict) else batch
+                count += len(next(value for value in values if isinstance(value, Tensor)))
                 if count >= samples:
                     break
         if not self.batches:

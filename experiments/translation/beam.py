@@ -95,7 +95,8 @@ def beam_search(
     ]
     active = sentences
     # The slots of the sentences that go on: nats [A, K], -inf where a slot is empty, and tokens [A, K, length].
-    nats = torch.full((batch_size, beam), -torch.inf, device=device)
+    # Not in the default dtype, which is the model's while one of bf16-true runs.
+    nats = torch.full((batch_size, beam), -torch.inf, dtype=torch.float32, device=device)
     nats[:, :1] = 0
     history = torch.zeros(batch_size, beam, 0, dtype=torch.int64, device=device)
     length = 0

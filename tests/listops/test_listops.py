@@ -78,9 +78,11 @@ def test_a_run_keeps_the_row_and_its_checkpoint_answers(tmp_path: Path) -> None:
         f"--run.root={tmp_path}",
         "--run.wandb=false",
         "--run.samples=0",
+        "--head_monitor.every=1",
     ]
     assert main(["fit", *words]) == 0
     (folder,) = tmp_path.glob("listops/*")
+    assert (folder / "figures" / "heads.csv").stat().st_size > 0
     from experiments.comparing.compare import notes
     from experiments.comparing.grouping import groups
     from experiments.comparing.reading import find

@@ -19,12 +19,14 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from attnzoo.heads.degenerate import Limits
 from experiments.forecasting.data import SeriesData
 from experiments.forecasting.module import Forecaster
 from experiments.forecasting.table import TableOptions
 from experiments.training import saved, sharding
 from experiments.training.checkpoints import BestAndLast, WholeFiles
 from experiments.training.ema import Ema, EmaWeights
+from experiments.training.head_reinit import HeadReinit, Reinit
 from experiments.training.module import Experiment
 from experiments.training.optim import Optim
 from experiments.training.sampling import ResumableLoader
@@ -41,6 +43,10 @@ GLOBAL = 24
 """Samples of a step over all processes."""
 DIVERSITY = {"head_diversity": 0.1, "head_diversity_kind": "li_output"}
 """A kind that draws no tokens. Shares of equal size have equal counts of tokens, so the means agree."""
+ANEW = Reinit(every=4, samples=10**6, cooldown=4, share=0.5)
+"""All of the validation part: so heads are judged by the same samples, whatever each process has of them."""
+EVERYTHING = Limits(dead=1e9, useless=1e9, checks=1)
+"""By these every head is degenerate; which begins anew is told by what it costs."""
 OPTIM = Optim(lr=3e-3, warmup_steps=5, schedule="constant")
 LINES = ["one two", "six", "seven nine", "three four four", "two zero zero", "nine", "eight", "one one one one"]
 
@@ -121,19 +127,28 @@ class Losses(pl.Callback):
 
 
 def run(
-    name: str, folder: Path, world: int, strategy: str = "auto", precision: str = "64-true", more: Any = ()
+    name: str,
+    folder: Path,
+    world: int,
+    strategy: str = "auto",
+    precision: str = "64-true",
+    more: Any = (),
+    anew: bool = False,
 ) -> dict[str, Any]:
-    """Train, validate the average of the weights, and give all numbers."""
+    """Train, validate the average of the weights, and give all numbers; with `anew`, heads begin anew on the way."""
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
     model, data = MAKE[name](folder, world)
     keeper, losses = BestAndLast(), Losses()
+    reinit = HeadReinit(ANEW)
+    reinit.watch.limits = EVERYTHING
     keeper.folder = folder / f"{name}-{strategy}-{precision}"
     options: dict[str, Any] = {"devices": world, "strategy": strategy} if world > 1 else {}
     trainer = pl.Trainer(
         accelerator="cpu", max_steps=STEPS, logger=False, enable_progress_bar=False, enable_model_summary=False,
         use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0, gradient_clip_val=1.0,
-        precision=precision, plugins=[WholeFiles()], callbacks=[losses, keeper, EmaWeights(Ema(0.9)), *more],
+        precision=precision, plugins=[WholeFiles()],
+        callbacks=[losses, keeper, EmaWeights(Ema(0.9)), *([reinit] if anew else []), *more],
         default_root_dir=folder, **options,
     )  # fmt: skip
     trainer.fit(model, datamodule=data)
@@ -150,6 +165,7 @@ def run(
         "average": content["state_dict"],
         "weights": content["raw_state_dict"],
         "optimizer": content["optimizer_states"][0],
+        "anew": reinit.events,
     }
     if strategy == sharding.NAME and isinstance(model, TransformerTranslator):
         # Different lines in each process, so their searches take different numbers of steps.
@@ -157,7 +173,7 @@ def run(
     return found
 
 
-def launched(folder: Path, world: int, jobs: list[dict[str, str]]) -> list[list[dict[str, Any]]]:
+def launched(folder: Path, world: int, jobs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """What each of `world` processes has found for each of the jobs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -29,15 +29,23 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Found]]:
 def several(folder: Path, world: int) -> list[dict[str, Found]]:
     """All experiments in float64, and all in float32, by name and precision."""
     keys = [(name, precision) for precision in ("64-true", "32-true") for name in NAMES]
-    jobs = [{"name": name, "strategy": "ddp", "precision": precision} for name, precision in keys]
+    jobs = [
+        {"name": name, "strategy": "ddp", "precision": precision, "anew": precision == "64-true"}
+        for name, precision in keys
+    ]
     found = scale_lab.launched(folder, world, jobs)
     return [{" ".join(key): value for key, value in zip(keys, rank, strict=True)} for rank in found]
 
 
-def alone(name: str, folder: Path, processes: int, monkeypatch: pytest.MonkeyPatch, **options: str) -> Found:
+def alone(name: str, folder: Path, processes: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Found:
     """The same in this process."""
     monkeypatch.setattr(scale_lab.Text, "parts", processes)
     return scale_lab.run(name, folder, 1, **options)
+
+
+def told(event: Found) -> Found:
+    """What was done, without the losses around it."""
+    return {name: value for name, value in event.items() if not name.startswith("loss")}
 
 
 def compare(one: Found, found: list[Found], *, weights: float, losses: float, validation: float) -> None:
@@ -45,6 +53,7 @@ def compare(one: Found, found: list[Found], *, weights: float, losses: float, va
     for rank in found:
         assert len(rank["losses"]) == scale_lab.STEPS
         assert rank["losses"] == pytest.approx(one["losses"], abs=losses)
+        assert [told(event) for event in rank["anew"]] == [told(event) for event in one["anew"]]
         assert rank["validation"].keys() == one["validation"].keys()
         for name, value in one["validation"].items():
             assert rank["validation"][name] == pytest.approx(value, abs=validation, nan_ok=True), name
@@ -57,9 +66,9 @@ def compare(one: Found, found: list[Found], *, weights: float, losses: float, va
 def test_r01_two_processes_train_and_judge_like_one(
     name: str, two: list[dict[str, Found]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R01: float64; weights, their average, losses, validation; with batches by tokens, or with diverse heads."""
-    one = alone(name, tmp_path, 2, monkeypatch)
-    assert one["losses"][-1] < one["losses"][0]
+    """R01: float64; weights, their average, losses, validation; by tokens, or with diverse heads; heads begin anew."""
+    one = alone(name, tmp_path, 2, monkeypatch, anew=True)
+    assert one["losses"][-1] < one["losses"][0] and len(one["anew"]) >= 2
     compare(one, [rank[f"{name} 64-true"] for rank in two], weights=1e-10, losses=1e-10, validation=1e-6)
     single = alone(name, tmp_path, 2, monkeypatch, precision="32-true")
     for rank in two:
@@ -72,7 +81,7 @@ def test_r01_four_processes_train_and_judge_like_one(
     name: str, four: list[dict[str, Found]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R01: the same, of four."""
-    one = alone(name, tmp_path, 4, monkeypatch)
+    one = alone(name, tmp_path, 4, monkeypatch, anew=True)
     compare(one, [rank[f"{name} 64-true"] for rank in four], weights=1e-10, losses=1e-10, validation=1e-6)
     single = alone(name, tmp_path, 4, monkeypatch, precision="32-true")
     for rank in four:

@@ -210,6 +210,18 @@ def test_a_beam_of_one_is_greedy(penalty: float) -> None:
         assert found.finished == (tokens[-1] == END)
 
 
+def test_scores_do_not_take_the_default_dtype() -> None:
+    """It is bfloat16 while a model of ``--trainer.precision=bf16-true`` is judged."""
+    table, expected = call(drawn(3, 5)), search(drawn(3, 5), beam=4)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = beam_search(**table, beam=4)  # type: ignore[arg-type]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found[0][0].tokens == expected[0][0].tokens
+    assert found[0][0].score == pytest.approx(expected[0][0].score, rel=2e-2)
+
+
 def test_sentences_do_not_depend_on_each_other_and_have_limits_of_their_own() -> None:
     tables, limits = [drawn(seed, 6) for seed in range(7)], [1, 2, 3, 5, 8, 12, 4]
     options = {"beam": 4, "n_best": 4, "length_penalty": 0.8}
