@@ -253,6 +253,12 @@ def _nanoseconds(times: pd.DatetimeIndex) -> np.ndarray:
 CALENDAR = {"hour": 24.0, "weekday": 7.0, "day": 31.0, "yearday": 366.0, "month": 12.0}
 """Calendar features, and how many values the cycle of each has."""
 
+CYCLES = {
+    name: pd.Timedelta(days=days)
+    for name, days in {"hour": 1, "weekday": 7, "day": 31, "yearday": 365, "month": 365}.items()
+}
+"""How long the cycle of each takes."""
+
 CalendarName = Literal["hour", "weekday", "day", "yearday", "month"]
 
 
@@ -276,12 +282,21 @@ def calendar_features(times: pd.DatetimeIndex, names: list[str]) -> np.ndarray:
     return np.stack(parts, axis=1) if parts else np.zeros((len(times), 0))
 
 
-def usual_calendar(step: Step | None) -> list[str]:
-    """The features that vary at this step."""
+def usual_calendar(step: Step | None, span: pd.Timedelta | None = None) -> list[str]:
+    """The features that vary at this step and whose cycle was seen twice.
+
+    Seen once, a date is a name for its rows: what happened on it cannot be told from what happens on it.
+
+    Args:
+        step: of the rows.
+        span: from the first to the last row that is learned from; any if None.
+    """
     if step is None:
         return []
     if step.unit == "time":
-        return ["hour", "weekday", "yearday"] if step.count < _DAY else ["yearday"]
-    if step.unit == "months":
-        return ["month"] if step.count < 12 else []
-    return ["weekday", "yearday"] if step.count == 1 else ["yearday"]
+        names = ["hour", "weekday", "yearday"] if step.count < _DAY else ["yearday"]
+    elif step.unit == "months":
+        names = ["month"] if step.count < 12 else []
+    else:
+        names = ["weekday", "yearday"] if step.count == 1 else ["yearday"]
+    return [name for name in names if span is None or span >= 2 * CYCLES[name]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from experiments.forecasting.cells import HUB
-from experiments.forecasting.clock import CalendarName, calendar_features, usual_calendar
+from experiments.forecasting.clock import CalendarName, usual_calendar
 from experiments.forecasting.policies import Rows
 from experiments.forecasting.table import Table, TableOptions, from_frame, read_table
 from experiments.forecasting.windows import (
@@ -26,6 +26,8 @@ from experiments.forecasting.windows import (
     Windows,
     borders,
     check_scaled,
+    features,
+    learned_span,
     naive_error,
     origins,
 )
@@ -48,7 +50,7 @@ class SeriesData(lightning.LightningDataModule):
         season: rows of the cycle for the seasonal baseline and MASE; null takes the usual one of the step of the data.
         scaling: by the training rows, of each column, of each column and series, or none.
         calendar: features of the stamps to be forecast: hour, weekday, day, yearday, month; null takes those that
-            vary, [] none.
+            vary and whose cycle the training part holds twice, [] none.
         batch_size: windows in a batch, of each process.
         train_stride: windows from one that the network is trained on to the next; the ridge takes all, validation and
             test too.
@@ -106,6 +108,11 @@ class SeriesData(lightning.LightningDataModule):
             "Data: %s: %d series of %d target(s), step %s; windows: %s.",
             table.title, len(table.rows), len(table.targets), table.step or "not known", counts,
         )  # fmt: skip
+        usual, used = usual_calendar(table.step), self._calendar(table)
+        unseen = [name for name in usual if name not in used]
+        if unseen and self.calendar is None:
+            said = "Training does not hold two cycles of %s, so models are not told it; --data.calendar=[%s] would."
+            log.info(said, " and ".join(unseen), ",".join(usual))
 
     def read(self) -> Table:
         """The table, read once."""
@@ -153,7 +160,7 @@ class SeriesData(lightning.LightningDataModule):
             self._store = Store(
                 table.rows,
                 self._fitted(),
-                [_features(row, names) for row in table.rows],
+                [features(row, names) for row in table.rows],
                 [naive_error(values, season) for values in past],
                 targets=targets,
                 lookback=self.lookback,
@@ -198,7 +205,7 @@ class SeriesData(lightning.LightningDataModule):
 
     def _calendar(self, table: Table) -> list[str]:
         if self.calendar is None:
-            return usual_calendar(table.step)
+            return usual_calendar(table.step, learned_span(table.rows, self.split))
         if self.calendar and table.step is None:
             raise ValueError(
                 f"{table.title} has no time stamps, so --data.calendar={self.calendar} cannot be; leave it out, or "
@@ -251,12 +258,6 @@ class SeriesData(lightning.LightningDataModule):
             log.warning("%s: %d of %d %s windows stay, without those that need a missing value.",
                         table.title, len(numbers), possible, part)  # fmt: skip
         return numbers
-
-
-def _features(row: Rows, names: list[str]) -> np.ndarray:
-    if row.times is None or not names:
-        return np.zeros((len(row.values), 0))
-    return calendar_features(row.times, names)
 
 
 def _co2(options: TableOptions) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from experiments.forecasting.data import SeriesData
 from experiments.forecasting.drawing import attention_figure, forecast_figure
 from experiments.forecasting.network import Base, Branch, ForecastNetwork, InstanceNorm
 from experiments.forecasting.patches import Tokens
-from experiments.forecasting.scores import MODEL, BranchShare, Scores, pinball
+from experiments.forecasting.scores import MODEL, Loss, Scores, errors, pinball
+from experiments.forecasting.share import BranchShare
 from experiments.forecasting.windows import Scaler
 from experiments.training.exporting import Part
 from experiments.training.module import Experiment, Stage, Step
@@ -27,8 +28,6 @@ from experiments.training.optim import Optim
 from experiments.training.samples import Samples, spread_evenly
 
 log = logging.getLogger("experiments")
-
-Loss = Literal["mse", "mae", "huber"]
 
 MAX_RESIDUALS = 4096
 """Training windows, evenly spread, whose residuals the quantiles start from."""
@@ -38,8 +37,8 @@ class Forecaster(Experiment):
     """Forecasts series: a closed-form base, and a branch of attention on what it leaves.
 
     Before training, ridge is fitted in closed form on the training windows. The branch starts at zero. At each
-    validation the share of the branch (0 to 1) with the least squared error on the validation part is found; it is
-    saved with the weights, and 0 leaves the base as it is.
+    validation the share of the branch (0 to 1) with the least squared error on the validation part is found, and
+    kept where it gains more than one standard error (``share.py``); 0 leaves the base as it is.
 
     Args:
         attention: mechanism of every block: a class name, with its options behind a dot
@@ -125,12 +124,14 @@ class Forecaster(Experiment):
         """Build the network; validation measures what its choice needs, and no more."""
         if self.network is None:
             super().configure_model()
-            self.evaluation["val"] = MetricCollection({"share": BranchShare()})
+            self.evaluation["val"] = MetricCollection({"share": BranchShare(self._network.horizon)})
 
     def setup(self, stage: str) -> None:
         """Take the facts over, hand the scaler of the model to the data, and fit the baselines of a new model."""
-        super().setup(stage)
         data: SeriesData = self.trainer.datamodule  # type: ignore[attr-defined]
+        if self.facts is not None and data.calendar is None:
+            data.calendar = self.facts["calendar"]  # what other rows would have by themselves does not matter
+        super().setup(stage)
         assert self.facts is not None
         data.adopt(self.facts)
         if stage == "fit" and self.trainer.ckpt_path is None:
@@ -163,7 +164,7 @@ class Forecaster(Experiment):
         network = self._network
         forecast, quantiles, base, branch, aux = network(batch["past"], batch["calendar"])
         value, known = batch["future"], batch["known"]
-        loss = _errors(forecast, value, self.loss)
+        loss = errors(forecast, value, self.loss)
         if quantiles is not None:
             loss = loss + pinball(quantiles, value, self.quantiles).mean(-1)
         loss = torch.where(known, loss, 0.0).sum((1, 2)) / known.sum((1, 2)).clamp(min=1)
@@ -289,12 +290,3 @@ class Forecaster(Experiment):
 
 def _undo(scaler: Scaler, values: Tensor, series: int) -> Tensor:
     return torch.from_numpy(scaler.undo(values.double().cpu().numpy(), series))
-
-
-def _errors(forecast: Tensor, value: Tensor, loss: Loss) -> Tensor:
-    error = forecast - value
-    if loss == "mse":
-        return error.square()
-    if loss == "mae":
-        return error.abs()
-    return torch.nn.functional.huber_loss(forecast, value, reduction="none")

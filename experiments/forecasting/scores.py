@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import huber_loss
 from torchmetrics import Metric
+
+Loss = Literal["mse", "mae", "huber"]
 
 MODEL = "model"
 STATISTICS = ("mse", "mae", "mse_raw", "mae_raw", "smape", "mase")
@@ -104,40 +108,14 @@ class Scores(Metric):
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
 
 
-class BranchShare(Metric):
-    """How much of what a branch adds to a forecast lowers its squared error: the best share, and the error with it.
-
-        error of base + a branch = R - 2 a P + a^2 S        R, P, S: means of residual^2, residual branch, branch^2
-
-    so the best a is P / S, cut to 0 .. 1, and a share of 0 leaves the base as it is.
-    """
-
-    full_state_update = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sums: list[Tensor]
-        self.add_state("sums", [], dist_reduce_fx="cat")
-
-    def update(self, base: Tensor, branch: Tensor, batch: Mapping[str, Tensor]) -> None:
-        """Scaled base and branch [B, K, H], and a batch as of `Store.batch`."""
-        known = batch["known"]
-        residual = torch.where(known, batch["future"] - base, 0.0)
-        branch = torch.where(known, branch, 0.0)
-        parts = (residual.square(), residual * branch, branch.square(), known)
-        self.sums.append(torch.stack([part.sum().float() for part in parts])[None])
-
-    def compute(self) -> dict[str, Tensor]:
-        """The best "share", "mse" with it, "mse_base" without the branch, "mse_whole" with all of it."""
-        squares, product, branch, count = _total(self.sums).tolist()
-        share = min(1.0, max(0.0, product / branch)) if branch > 0 else 0.0
-        found = {
-            "share": share,
-            "mse": (squares - 2 * share * product + share**2 * branch) / count,
-            "mse_base": squares / count,
-            "mse_whole": (squares - 2 * product + branch) / count,
-        }
-        return {name: torch.tensor(value, dtype=torch.float64) for name, value in found.items()}
+def errors(forecast: Tensor, value: Tensor, loss: Loss) -> Tensor:
+    """Loss of each number of a forecast, in the shape of both."""
+    error = forecast - value
+    if loss == "mse":
+        return error.square()
+    if loss == "mae":
+        return error.abs()
+    return huber_loss(forecast, value, reduction="none")
 
 
 def skill(error: float, baseline: float) -> float:

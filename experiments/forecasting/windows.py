@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from experiments.forecasting.clock import calendar_features
 from experiments.forecasting.numerals import LARGEST
 from experiments.forecasting.policies import Rows
 from experiments.forecasting.table import Table
@@ -188,7 +190,8 @@ class Store:
 
         Returns:
             "past" [B, C, L] and "future" [B, K, H], scaled; "known" bool [B, K, H], False where the future is
-            missing or was filled; "calendar" [B, H, F]; "naive" [B, K], "mean" and "std" [B, K] in the data's units.
+            missing or was filled; "calendar" [B, H, F]; "naive" [B, K], "mean" and "std" [B, K] in the data's units;
+            "window" [B], their numbers.
         """
         at = torch.as_tensor(numbers)
         width = self.lookback + self.horizon
@@ -207,6 +210,7 @@ class Store:
             "naive": self.naive[series],
             "mean": self.mean[scale],
             "std": self.std[scale],
+            "window": at,
         }
 
     def _as_known_then(self, past: Tensor, at: Tensor) -> Tensor:
@@ -224,6 +228,20 @@ def _last_known(known: np.ndarray, starts: np.ndarray) -> np.ndarray:
     last = np.maximum.accumulate(np.where(known, np.arange(len(known))[:, None], -1), axis=0)
     first = np.repeat(starts, np.diff(np.append(starts, len(known))))
     return np.where(last >= first[:, None], last, -1)
+
+
+def learned_span(rows: Sequence[Rows], split: Split) -> pd.Timedelta | None:
+    """From the first to the last stamp of the training parts; None where there are no stamps."""
+    parts = [row.times[slice(*borders(len(row.values), split)["train"])] for row in rows if row.times is not None]
+    parts = [part for part in parts if len(part)]
+    return max(part[-1] for part in parts) - min(part[0] for part in parts) if parts else None
+
+
+def features(row: Rows, names: list[str]) -> np.ndarray:
+    """The calendar of each row, [N, F]; none where it has no stamps."""
+    if row.times is None or not names:
+        return np.zeros((len(row.values), 0))
+    return calendar_features(row.times, names)
 
 
 class Windows(Dataset[int]):

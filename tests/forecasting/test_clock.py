@@ -68,3 +68,13 @@ def test_usual_features_vary_at_the_step() -> None:
     assert usual_calendar(Step("days", 7)) == ["yearday"]
     assert usual_calendar(Step("months", 1)) == ["month"]
     assert usual_calendar(None) == []
+
+
+def test_a_cycle_that_was_seen_once_is_no_feature() -> None:
+    """Of one year a date is known by its rows alone."""
+    hours, days = Step("time", 3600 * 10**9), Step("days", 1)
+    assert usual_calendar(hours, pd.Timedelta(days=729)) == ["hour", "weekday"]
+    assert usual_calendar(hours, pd.Timedelta(days=730)) == ["hour", "weekday", "yearday"]
+    assert usual_calendar(hours, pd.Timedelta(days=10)) == ["hour"]
+    assert usual_calendar(days, pd.Timedelta(days=360)) == ["weekday"]
+    assert usual_calendar(Step("months", 1), pd.Timedelta(days=365)) == []

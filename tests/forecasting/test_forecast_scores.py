@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.forecasting.scores import BranchShare, Scores, pinball
+from experiments.forecasting.scores import Scores, pinball
+from experiments.forecasting.share import BranchShare
 
 NAMES = ["ridge", "seasonal", "last"]
 LEVELS = [0.1, 0.5, 0.9]
@@ -23,6 +24,7 @@ def windows(count: int = 65, targets: int = 2, horizon: int = 4) -> dict[str, Te
         "naive": torch.tensor([[0.7, 11.0]]).expand(count, -1),
         "std": scale,
         "mean": scale + 5,
+        "window": torch.arange(count),
     }
 
 
@@ -120,7 +122,7 @@ def test_a_flat_series_has_scores() -> None:
 def test_coverage_width_and_loss_of_quantiles() -> None:
     """Ten values 0 to 9 under a band from 2 to 7, in units of 2."""
     batch = windows(10, horizon=1)
-    batch = {name: value[:, :1] for name, value in batch.items()}
+    batch = {name: value[:, :1] for name, value in batch.items() if value.dim() > 1}
     batch["known"] = torch.ones(10, 1, 1, dtype=torch.bool)
     batch["future"] = torch.arange(10.0).view(10, 1, 1)
     quantiles = torch.tensor([2.0, 5.0, 7.0]).expand(10, 1, 1, 3)
@@ -144,7 +146,7 @@ def test_the_best_share_of_a_branch() -> None:
     batch = windows()
     base, branch = torch.randn(65, 2, 4), torch.randn(65, 2, 4)
     batch["future"] = base + 0.3 * branch + 0.1 * torch.randn(65, 2, 4)
-    metric = BranchShare()
+    metric = BranchShare(4)
     for part in (slice(0, 20), slice(20, 65)):
         metric.update(base[part], branch[part], {name: value[part] for name, value in batch.items()})
     found = {name: float(value) for name, value in metric.compute().items()}
@@ -163,6 +165,41 @@ def test_a_share_stays_between_nothing_and_all(sign: float, share: float) -> Non
     batch = windows()
     branch = torch.randn(65, 2, 4)
     batch["future"] = sign * branch
-    metric = BranchShare()
+    metric = BranchShare(4)
     metric.update(torch.zeros(65, 2, 4), branch, batch)
     assert float(metric.compute()["share"]) == share
+
+
+def told(residual: torch.Tensor, order: list[int] | None = None, size: int = 7) -> dict[str, float]:
+    """What a branch of ones is worth to windows [N, 1, 4] that are this far from their base."""
+    metric, numbers = BranchShare(4), torch.arange(len(residual))
+    for part in (numbers if order is None else torch.tensor(order)).split(size):
+        batch = {"future": residual[part], "known": torch.ones(len(part), 1, 4, dtype=torch.bool), "window": part}
+        metric.update(torch.zeros(len(part), 1, 4), torch.ones(len(part), 1, 4), batch)
+    return {name: float(value) for name, value in metric.compute().items()}
+
+
+def test_a_branch_stays_only_where_it_gains_more_than_one_standard_error() -> None:
+    """By hand: a share of 0.25 gains 0.0625 in the mean, in 16 stretches of 4 windows with a deviation of its own."""
+    drift = torch.linspace(-1, 1, 16).repeat_interleave(4)[:, None, None].expand(64, 1, 4)
+    for width, kept in ((0.5, True), (4.0, False)):
+        residual = 0.25 + width * drift
+        gains = 2 * 0.25 * residual[::4, 0, 0] - 0.25**2
+        certainty = float(gains.mean() / (gains.std() / 4))
+        assert (certainty > 1) == kept
+        found = told(residual)
+        assert found["gain_in_errors"] == pytest.approx(certainty, rel=1e-4)
+        assert found["share"] == pytest.approx(0.25 if kept else 0.0, abs=1e-6)
+        assert found["mse"] <= found["mse_base"]
+
+
+def test_neither_batches_nor_processes_change_what_a_branch_is_worth() -> None:
+    residual = 0.5 + torch.randn(60, 1, 4)
+    whole = told(residual, size=60)
+    assert told(residual, size=7) == whole
+    assert told(residual, order=[*range(1, 60, 2), *range(0, 60, 2)]) == whole
+
+
+def test_too_few_windows_cannot_speak_for_a_branch() -> None:
+    assert told(torch.ones(2, 1, 4))["share"] == 0.0
+    assert told(torch.ones(3, 1, 4))["share"] == 1.0
