@@ -50,9 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     except UsageError as error:
         return _fail(str(error), 2)
     except BrokenPipeError:
-        # Who reads has enough. Python would complain once more when it closes what nobody reads.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        raise  # to `ended`, for it is no fault
     except (ValueError, OSError) as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
@@ -80,5 +78,17 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
+def ended(run: Callable[[], int]) -> int:
+    """The exit status of a program, which is no failure of its own where who reads it has enough (`| head`)."""
+    try:
+        status = run()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Python would complain once more when it closes what nobody reads.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main))

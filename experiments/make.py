@@ -7,12 +7,14 @@ into a shell line, so that spaces, quotes and semicolons in them mean nothing to
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
 
+from experiments.__main__ import ended
 from experiments.__main__ import main as run
-from experiments.training.usage import UsageError, config_path, preset_lines
+from experiments.training.usage import UsageError, config_path, nearest, preset_lines
 
 TARGETS = {
     "train": {"EXP": "--config", "ATTENTION": "--model.attention"},
@@ -31,6 +33,25 @@ REQUIRED = {"classify": ("IMAGE", "digit.png"), "forecast": ("CSV", "table.csv")
 """Target -> the variable it needs, and an example."""
 
 
+ANYWHERE = ("ARGS", "PYTHON")
+"""Variables of every target."""
+
+
+def foreign(target: str, flags: str) -> list[str]:
+    r"""Variables given on the command line of make that its target does not read.
+
+    Args:
+        target: of make.
+        flags: ``MAKEFLAGS``, in which make hands them on behind two dashes, blanks in them behind a backslash.
+
+    Example:
+        >>> foreign("train", r"k -- EXP=vit ATTN=Local ARGS=--run.name=a\ b=c")
+        ['ATTN']
+    """
+    given = re.findall(r"(?<!\\)\s(\w+)[:+?]*=", flags.partition(" --")[2])
+    return [name for name in given if name not in TARGETS[target] and name not in ANYWHERE]
+
+
 def words(target: str, environment: Mapping[str, str]) -> list[str]:
     """The command of a target: variables that are set become options, ARGS is split as a shell splits words.
 
@@ -44,6 +65,11 @@ def words(target: str, environment: Mapping[str, str]) -> list[str]:
 
 def main(target: str, environment: Mapping[str, str]) -> int:
     """Runs a target; returns the exit status."""
+    if unknown := foreign(target, environment.get("MAKEFLAGS", "")):
+        names = [*TARGETS[target], "ARGS"]
+        said = f"make {target} reads no {unknown[0]}=.{nearest(unknown[0], names)}"
+        print(f"error: {said} It reads {', '.join(names)}.", file=sys.stderr)
+        return 2
     if target == "train" and not environment.get("EXP"):
         print('make train EXP=PRESET [ATTENTION=NAME] [ARGS="--option=value ..."]\n\npresets:')
         print("\n".join(preset_lines()))
@@ -68,4 +94,4 @@ def main(target: str, environment: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], os.environ))
+    sys.exit(ended(lambda: main(sys.argv[1], os.environ)))

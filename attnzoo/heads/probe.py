@@ -3,6 +3,7 @@
 A mechanism that is linear in v gives A x for any columns x, in place of the values, and x^T A by one pass backward.
 
     columns R of signs [S, m]               sum_j A_ij^2 is the mean of (A R)_i^2 / m over R (Hutchinson 1990)
+    backward from A R                       A^T A R, which tells sum_ij A_ij^2 far better (``trace.py``)
     ones, and 1 up to key t                 sum_j A_ij, and the share of the keys up to t
     backward from every query               sum_i A_ij, all that falls on key j
 
@@ -74,20 +75,26 @@ def through(call: Call, columns: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1)
 
 
-def received(call: Call, weight: Tensor) -> Tensor:
-    """sum_i weight_i A_ij, what falls on each key from queries weighted by ``weight`` [B, H, T]: [B, H, S]."""
+def received(call: Call, columns: Tensor) -> Tensor:
+    """What falls on each key from queries weighted by ``columns`` [B, H, T, C], sum_i columns_i A_ij: [B, H, S, C]."""
     (batch, groups, keys, _), heads = call.v.shape, call.q.shape[1]
     share = heads // groups
     width = max(call.mechanism.head_dim, share)
-    with torch.enable_grad():
-        v = call.v.new_zeros(batch, groups, keys, width).requires_grad_()
-        out = _attend(call, _hidden(v, call.mask))
-        # The heads of one group read the same values, so each gives its gradient to a column of its own.
-        cotangent = torch.zeros_like(out)
-        for head in range(heads):
-            cotangent[:, head, :, head % share] = weight[:, head].to(out)
-        (found,) = torch.autograd.grad(out, v, cotangent)
-    return found[..., :share].transpose(2, 3).flatten(1, 2)
+    # The heads of one group read the same values, so each gives its gradient to columns of its own.
+    room = width // share
+    parts = []
+    for part in columns.split(room, dim=3):
+        with torch.enable_grad():
+            v = call.v.new_zeros(batch, groups, keys, width).requires_grad_()
+            out = _attend(call, _hidden(v, call.mask))
+            cotangent = torch.zeros_like(out)
+            for head in range(heads):
+                begin = head % share * room
+                cotangent[:, head, :, begin : begin + part.shape[3]] = part[:, head].to(out)
+            (found,) = torch.autograd.grad(out, v, cotangent)
+        by_head = found[..., : share * room].unflatten(3, (share, room)).transpose(2, 3).flatten(1, 2)
+        parts.append(by_head[..., : part.shape[3]])
+    return torch.cat(parts, dim=-1)
 
 
 def even(call: Call, columns: Tensor) -> Even:

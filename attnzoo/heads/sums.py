@@ -13,6 +13,7 @@ from torch import Tensor
 from attnzoo.heads.entropy import entropy
 from attnzoo.heads.probe import SIGNED, TINY, Even, even, readable, received, shares_of, signs, through
 from attnzoo.heads.sites import Passed, Site
+from attnzoo.heads.trace import sum_of_squares
 from attnzoo.mask import Mask
 from attnzoo.record import Call
 
@@ -109,12 +110,14 @@ def weights(site: Site, passed: Passed, real: Tensor | None, columns: int, gener
     if isinstance(call.mechanism, SIGNED):
         return known
     _add(known, "seen", torch.where(rows, 1 / baseline.square.clamp(min=TINY), 0))
-    mass = received(call, torch.where(rows, 1 / total[..., 0], 0))
-    square = _squares(estimate, mass, rows)
+    away = _away(estimate, rows)
+    mass, squares = _squares(call, away, random, total, rows)
+    of_mean = mass.square().sum(-1) / rows.sum(-1).clamp(min=1)
     _add(known, "rows", rows.double())
-    _add(known, "square", square[..., None])
+    _add(known, "square", (squares + of_mean)[..., None])
     _mass(known, mass, call.mask.key_keep, rows)
-    _variation(known, pairs, estimate, mass, square, rows)
+    # Of the same signs as the difference of two rows, whose noise it shares.
+    _variation(known, pairs, estimate, mass, away.square().mean(-1).sum(-1) + of_mean, rows)
     if not passed.cross and keys > 1:
         _add(known, "distance", torch.where(rows, _distance(call, total), 0))
         _add(known, "distance_rows", rows.double())
@@ -164,12 +167,22 @@ def _rows(baseline: Even, real: Tensor | None, total: Tensor) -> Tensor:
     return rows if real is None else rows & real[:, None]
 
 
-def _squares(estimate: Tensor, mass: Tensor, rows: Tensor) -> Tensor:
-    """sum over the queries of sum_j a_ij^2, [B, H]: the mean row is known, the signs tell how far rows lie from it."""
+def _away(estimate: Tensor, rows: Tensor) -> Tensor:
+    """How far rows [B, H, T, C] lie from the mean of those that count; the mean is known without the signs."""
     count = rows.sum(-1).clamp(min=1)
     estimate = torch.where(rows[..., None], estimate, 0)
-    away = torch.where(rows[..., None], estimate - (estimate.sum(2) / count[..., None])[:, :, None], 0)
-    return away.square().mean(-1).sum(-1) + mass.square().sum(-1) / count
+    return torch.where(rows[..., None], estimate - (estimate.sum(2) / count[..., None])[:, :, None], 0)
+
+
+def _squares(call: Call, away: Tensor, columns: Tensor, total: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What falls on each key from all queries, [B, H, S], and sum_ij a_ij^2 without that of the mean row, [B, H]."""
+    keys = call.k.shape[2]
+    inverse = torch.where(rows, 1 / total[..., 0], 0)[..., None]
+    if keys <= 2 * columns.shape[2]:  # unit columns, which are exact
+        return received(call, inverse)[..., 0], away.square().mean(-1).sum(-1)
+    # One column less, so that the others and the mass find room in one pass.
+    found = received(call, torch.cat([inverse, away[..., 1:] * inverse], dim=-1))
+    return found[..., 0], sum_of_squares(columns[..., 1:], found[..., 1:], 1 << (keys - 1).bit_length())
 
 
 def _mass(known: Sums, mass: Tensor, keep: Tensor | None, rows: Tensor) -> None:
@@ -189,8 +202,7 @@ def _variation(known: Sums, pairs: Tensor, estimate: Tensor, mass: Tensor, squar
     one, other = order[partners], order[partners + 1]
     # Where they do not count the same queries, their squares are no measure for the difference.
     alike, count = (rows[one] == rows[other]).all(-1), rows[one].sum(-1).clamp(min=1)
-    apart = torch.where(rows[one][..., None], estimate[one] - estimate[other], 0)
-    away = torch.where(rows[one][..., None], apart - (apart.sum(2) / count[..., None])[:, :, None], 0)
+    away = _away(estimate[one] - estimate[other], rows[one])
     varied = away.square().mean(-1).sum(-1) + (mass[one] - mass[other]).square().sum(-1) / count
     _add(known, "varied", torch.where(alike, varied, 0)[..., None])
     _add(known, "varied_of", torch.where(alike, square[one] + square[other], 0)[..., None])

@@ -113,10 +113,7 @@ def test_every_figure_against_the_matrix(kind: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CATALOGUE if name != "Linformer"])
 def test_estimates_are_near_the_matrix(name: str) -> None:
-    """512 queries, 64 keys, 16 columns, five draws of signs: within 3 % in the mean over draws and heads.
-
-    Where rows are mixed of few (Nystrom) or keys come in threes of one weight (MemoryCompressed) 512 queries say less.
-    """
+    """512 queries, 64 keys, 16 columns, five draws: within 2 % in the mean; rows mixed of 8 exact."""
     attn = shell(CATALOGUE[name], max_len=64, grid=(8, 8), prefix_tokens=0, layer=0)
     x = torch.randn(8, 64, 32)
     weights = weights_of(attn, x)
@@ -124,10 +121,26 @@ def test_estimates_are_near_the_matrix(name: str) -> None:
     expected = by_hand(weights, everything, torch.zeros(8, dtype=torch.long), torch.full((8,), 64))
     drawn = [head_health(attn, [x], seed=seed) for seed in range(5)]
     error = torch.stack([figure(health, "effective_keys") / expected["effective_keys"] - 1 for health in drawn])
-    assert error.square().mean().sqrt() < (0.06 if name in ("Nystrom", "MemoryCompressed") else 0.03)
-    assert error.mean().abs() < 0.02
+    assert error.square().mean().sqrt() < (1e-4 if name == "Nystrom" else 0.02)
+    assert error.mean().abs() < 0.01
     for exact in ("sink", "first_token", "distance"):
         torch.testing.assert_close(figure(drawn[0], exact), expected[exact], atol=1e-5, rtol=1e-4, msg=exact)
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_estimates_where_heads_share_values_and_sequences_end_early(groups: int) -> None:
+    """By more passes backward, for the values of a group have room for few columns of each of its heads."""
+    attn, x = shell(num_kv_heads=groups), torch.randn(8, 70, 32)
+    lengths = torch.tensor([70, 70, 64, 65, 40, 70, 37, 50])
+    mask = Mask.from_lengths(lengths, 70)
+    keep = mask.key_keep
+    assert keep is not None
+    visible = keep[:, None, :] & keep[:, :, None]
+    expected = by_hand(weights_of(attn, x, mask), visible, torch.zeros(8, dtype=torch.long), lengths)
+    drawn = [head_health(attn, [x], run=lambda batch: attn(batch, mask=mask), seed=seed) for seed in range(5)]
+    error = torch.stack([figure(health, "effective_keys") / expected["effective_keys"] - 1 for health in drawn])
+    assert error.square().mean().sqrt() < 0.03
+    torch.testing.assert_close(figure(drawn[0], "sink"), expected["sink"], atol=1e-5, rtol=1e-4)
 
 
 def test_a_bias_and_grouped_keys_are_read() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -175,6 +179,40 @@ def test_presets_and_their_texts_stand_in_two_columns(capsys: pytest.CaptureFixt
         found = [line for line in lines if line.split()[0] == name]
         assert len(found) == 2
         assert all(line.endswith(f"  {text}") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "said"),
+    [
+        (
+            " -- ATTN=Local EXP=vti",
+            2,
+            "make train reads no ATTN=. Did you mean ATTENTION? It reads EXP, ATTENTION, ARGS.",
+        ),
+        ("k -- IMAGE=a.png EXP=vti", 2, "make train reads no IMAGE=."),
+        (r" -- ARGS=--run.name=a\ ATTN=b EXP=vti PYTHON=python3", 2, "EXP=vti"),
+        ("k", 2, "EXP=vti"),
+    ],
+)
+def test_a_variable_that_a_target_does_not_read(
+    flags: str, status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make.main("train", {"EXP": "vti", "MAKEFLAGS": flags}) == status
+    assert said in capsys.readouterr().err
+
+
+def test_who_has_read_enough_may_go() -> None:
+    """As in `make train | head -1`: no traceback, and the status that a shell gives."""
+    for words in (["experiments.make", "train"], ["experiments", "help"]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name not in ("EXP", "MAKEFLAGS")},
+        )  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        with process.stderr:
+            assert process.stderr.read() == b""
+        assert process.wait() == 128 + signal.SIGPIPE
 
 
 def test_a_far_word_is_no_proposal(capsys: pytest.CaptureFixture[str]) -> None:
