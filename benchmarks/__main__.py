@@ -79,7 +79,11 @@ def main(figure: str, arguments: list[str]) -> int:
         for name, (_, text) in FIGURES.items():
             print(f"  {name:<12}{text}", file=sys.stderr)
         return 2
-    return FIGURES[figure][0](Path("runs") / "figures" / figure, arguments)
+    try:
+        return FIGURES[figure][0](Path("runs") / "figures" / figure, arguments)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

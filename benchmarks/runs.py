@@ -59,7 +59,8 @@ def train(preset: str, root: Path, options: list[str], *, minutes: float | None 
             process.wait()
         wall += time.perf_counter() - start
         spent.write_text(json.dumps(wall))
-        if process.returncode not in (0, 128 + signal.SIGTERM):
+        # Minus the signal where it came before the run could answer it.
+        if process.returncode not in (0, 128 + signal.SIGTERM, -signal.SIGTERM):
             raise ValueError(f"{preset} ended with exit status {process.returncode}; what it said stands above")
         found = sorted(root.glob("*/*/results.json"))
         done = json.loads(found[-1].read_text()) if found else {}

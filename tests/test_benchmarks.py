@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnzoo import CATALOGUE
-from benchmarks import costs, speed
+from benchmarks import costs, runs, speed
 from benchmarks.__main__ import main
 from benchmarks.memory import LiveBytes
 from benchmarks.timing import exponent, ratio, rounds, spread
@@ -116,3 +116,9 @@ def test_what_a_figure_does_not_know_ends_it(figure: str, capsys: pytest.Capture
     with pytest.raises(SystemExit, match="2"):
         main(figure, ["--only=Locl"])
     assert "Locl" in capsys.readouterr().err
+
+
+def test_a_run_whose_time_is_over_before_it_began_is_not_done(tmp_path: Path) -> None:
+    assert runs.train("vit", tmp_path, ["--run.wandb=false"], minutes=0.001) is None
+    with pytest.raises(ValueError, match="vit ended with exit status 2"):
+        runs.train("vit", tmp_path, ["--model.dimm=3"])

@@ -17,6 +17,9 @@ NEEDS = {
 }
 """Traits that a preset's sites ask of a mechanism, beside what all have."""
 
+FEW = ("Softmax", "Additive", "Local", "LSH", "Linear")
+"""Mechanisms of the row that is quick."""
+
 LONG = ("translator-dates", "listops")
 """Presets of which a few steps take long."""
 
@@ -25,7 +28,9 @@ PAIRS = [
     pytest.param(
         preset,
         name,
-        marks=[] if preset == "vit" or (name == "Softmax" and preset not in LONG) else pytest.mark.slow,
+        marks=[]
+        if (preset == "vit" and name in FEW) or (name == "Softmax" and preset not in LONG)
+        else pytest.mark.slow,
     )
     for preset in embedded_presets()
     for name in CATALOGUE

@@ -253,11 +253,8 @@ def _nanoseconds(times: pd.DatetimeIndex) -> np.ndarray:
 CALENDAR = {"hour": 24.0, "weekday": 7.0, "day": 31.0, "yearday": 366.0, "month": 12.0}
 """Calendar features, and how many values the cycle of each has."""
 
-CYCLES = {
-    name: pd.Timedelta(days=days)
-    for name, days in {"hour": 1, "weekday": 7, "day": 31, "yearday": 365, "month": 365}.items()
-}
-"""How long the cycle of each takes."""
+CYCLES = {"hour": 1, "weekday": 7, "day": 31, "yearday": 365, "month": 365}
+"""How many days the cycle of each takes."""
 
 CalendarName = Literal["hour", "weekday", "day", "yearday", "month"]
 
@@ -299,4 +296,4 @@ def usual_calendar(step: Step | None, span: pd.Timedelta | None = None) -> list[
         names = ["month"] if step.count < 12 else []
     else:
         names = ["weekday", "yearday"] if step.count == 1 else ["yearday"]
-    return [name for name in names if span is None or span >= 2 * CYCLES[name]]
+    return [name for name in names if span is None or span >= pd.Timedelta(days=2 * CYCLES[name])]

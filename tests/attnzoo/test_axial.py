@@ -247,6 +247,7 @@ def test_groups_and_value_widths() -> None:
         torch.testing.assert_close(attn(q, k, v, Mask(causal=causal)), full)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("combine", COMBINES)
 def test_three_axes_and_a_prefix_keep_the_laws(combine: Combine) -> None:
     """The slow formula, in float64, with gradients, and what padding asks for."""

@@ -63,7 +63,7 @@ def test_dropout_keeps_the_mean(make: Make, random_qkv: Draw) -> None:
 
 
 @pytest.mark.traits("causal", "key_keep")
-def test_a3_train_eval_no_grad_and_compiled(make: Make, random_qkv: Draw) -> None:
+def test_a3_train_eval_and_no_grad(make: Make, random_qkv: Draw) -> None:
     """A3: one answer in every mode, rows without a key included."""
     attn = make(2, 4)
     q, k, v = (x.detach() for x in random_qkv(6, 6))
@@ -75,9 +75,18 @@ def test_a3_train_eval_no_grad_and_compiled(make: Make, random_qkv: Draw) -> Non
     assert torch.equal(attn.train()(q, k, v, mask), expected)
     with_grad = [x.clone().requires_grad_() for x in (q, k, v)]
     close(attn(*with_grad, mask), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.traits("causal", "key_keep")
+def test_a3_compiled(make: Make, random_qkv: Draw) -> None:
+    """A3: the compiled module gives it, too."""
+    attn = make(2, 4)
+    q, k, v = (x.detach() for x in random_qkv(6, 6))
+    mask = Mask(causal=True, key_keep=torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]).bool())
     torch._dynamo.reset()
-    compiled = torch.compile(attn.eval(), fullgraph=True, backend="aot_eager")
-    close(compiled(q, k, v, mask), expected)
+    compiled = torch.compile(attn, fullgraph=True, backend="aot_eager")
+    close(compiled(q, k, v, mask), attn(q, k, v, mask))
 
 
 @pytest.mark.traits("causal")

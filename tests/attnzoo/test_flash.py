@@ -213,6 +213,7 @@ def test_explain_says_which_path_runs(random_qkv: Draw) -> None:
     assert Flash(2, 8).explain(q[:, :, :9], k[:, :, :9], v[:, :, :9], Mask(), bias[:9, :9]).startswith("one chunk of 9")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_a15_chunks_compile_into_one_graph(dropout: float, random_qkv: Draw) -> None:

@@ -101,6 +101,7 @@ def test_dropout_is_refused(random_qkv: Draw) -> None:
             attn(*random_qkv(6, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_a15_one_graph_with_the_back_end_named(random_qkv: Draw) -> None:
     """A15: full-graph compile with backend='flex'."""

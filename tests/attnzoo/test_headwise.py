@@ -272,6 +272,7 @@ def test_options_with_every_mechanism(kind: type[Mechanism], options: dict) -> N
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attn.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", EVERYTHING, ids=str)
 def test_a15_options_in_one_graph_and_in_every_precision(options: dict) -> None:
     """A15, M07: one compiled graph; half precision near float64, under autocast too."""

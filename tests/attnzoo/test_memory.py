@@ -38,6 +38,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "extra", "causal"), CALLS)
 def test_e08_linear_memory(name: str, extra: str, causal: bool, random_qkv: Draw) -> None:
     """E08: from T=2048 to T=4096 the largest tensor, forward and back, grows 2.5 times at most."""

@@ -313,6 +313,7 @@ def test_work_grows_with_the_choices_and_not_with_the_experts(training: bool, to
         assert mixed.get_total_flops() - router <= rows * plain.get_total_flops() / tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 def test_one_graph_for_any_routing(training: bool) -> None:
     """A full graph, which gives the same for tokens that go elsewhere."""

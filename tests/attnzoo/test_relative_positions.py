@@ -466,6 +466,7 @@ def test_b3_left_padded_decoding_equals_unpadded(name: str) -> None:
     close(last[2:], attn(x[:1])[:, 3:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_a15_one_graph_with_each_encoding(name: str) -> None:
     """A15: compiled as a whole, the same numbers; places by hand too."""

@@ -258,6 +258,7 @@ def test_ctrl_c_saves_and_ends_with_its_status(config: Path, capsys: pytest.Capt
     assert saved.read(folders(config)[0] / "checkpoints" / "last.ckpt")["global_step"] == 3
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_process_saves_and_ends_with_its_status(config: Path) -> None:
     """37 on one process: a real one; exit status 143, and the run goes on from its last.ckpt."""
     environment = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1"}

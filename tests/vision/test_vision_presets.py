@@ -25,6 +25,10 @@ from experiments.vision.finetuning import start_from
 from experiments.vision.network import PictureFacts, VisionTransformer
 
 PRESETS = [name for name in presets() if name == "vit" or name.startswith("vit-")]
+FIRST = [
+    pytest.param(name, marks=[] if name in ("vit-folder", "vit-finetune") else pytest.mark.slow) for name in PRESETS
+]
+"""One network of ours and one of timm are quick; the others take half a minute."""
 SIZE = 32
 ODD = ("cmyk_64.jpg", "exif_rotated_6.jpg", "odd_50x50.png", "wide_96x32.png", "one_by_one.png")
 PLAIN = ("rgb_64.png", "grey_64.png", "rgba_hidden_colour.png", "grey_alpha.png")
@@ -71,7 +75,7 @@ def mixed(tmp_path: Path, cases: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", FIRST)
 def test_pictures_of_every_kind_train(
     preset: str, mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +100,7 @@ def test_pictures_of_every_kind_train(
         model.predict(torch.rand(1, 3, 30, 30))  # V02
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", FIRST)
 def test_v07_a_bad_file_stops_with_its_name_or_is_left_out(
     preset: str, mixed: Path, tmp_path: Path, cases: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
