@@ -38,13 +38,13 @@ class _ToConsole(logging.Handler):
 
 
 def speak(to: Console = console) -> None:
-    """Let messages of the logger `experiments` be seen: those of the first process, and warnings of all.
+    """Let messages of the logger `experiments` be seen: those of the first process, for all come to the same.
 
     Args:
         to: another console than standard output, where that is for results.
     """
     log = logging.getLogger("experiments")
-    log.setLevel(logging.INFO if rank_zero_only.rank == 0 else logging.WARNING)
+    log.setLevel(logging.INFO if rank_zero_only.rank == 0 else logging.ERROR)
     log.handlers = [*(handler for handler in log.handlers if not isinstance(handler, _ToConsole)), _ToConsole(to)]
 
 

@@ -96,7 +96,8 @@ class Sharded(ModelParallelStrategy):
     """`--trainer.strategy=fsdp2`: every process keeps its share of weights, gradients and the optimiser's averages.
 
     Each block, and what is left of the network, is gathered when it is needed and let go afterwards. With
-    `--trainer.precision=bf16-mixed` it is gathered and computed in bfloat16, and gradients are summed in float32.
+    `--trainer.precision=bf16-mixed` it is gathered and computed in bfloat16, batch norms in float32, and gradients are
+    summed in float32.
     Checkpoints are those of any other run: whole, in one file, plain values.
     """
 
@@ -131,6 +132,12 @@ class Sharded(ModelParallelStrategy):
         for value in network.parameters():
             torch.distributed.broadcast(value.data, src=0)
         agree_on_buffers(network)
+        if mixed:
+            # Their statistics are float32, and so must be what they work on.
+            full = MixedPrecisionPolicy(torch.float32, torch.float32, output_dtype=torch.bfloat16)
+            for module in network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    fully_shard(module, mesh=mesh, mp_policy=full)
         for block in blocks(network):
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(network, mesh=mesh, mp_policy=policy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.scale import scale_lab
 
 Found = dict[str, Any]
 NAMES = [name for name in scale_lab.MAKE if name != "bahdanau"]  # recurrent layers are refused by name
-
+HALF = ["batch norms", "transformer"]
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +29,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spread(place: Path) -> dict[str, list[Found]]:
     """What two processes have found, all experiments in one launch."""
     jobs = [{"name": name, "strategy": "fsdp2", "precision": "32-true"} for name in NAMES]
+    jobs += [{"name": name, "strategy": "fsdp2", "precision": "bf16-mixed"} for name in HALF]
     ranks = scale_lab.launched(place, 2, jobs)
-    return {name: [rank[number] for rank in ranks] for number, name in enumerate(NAMES)}
+    keys = [*NAMES, *(f"{name}, half" for name in HALF)]
+    return {key: [rank[number] for rank in ranks] for number, key in enumerate(keys)}
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,13 @@ def test_the_checkpoint_is_that_of_any_run(
         torch.testing.assert_close(theirs["state"][key]["exp_avg"], values["exp_avg"], atol=1e-4, rtol=0)
     content = saved.read(place / f"{name}-fsdp2-32-true" / "last.ckpt")
     assert all(type(value) is torch.Tensor for value in content["state_dict"].values())
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_in_half_precision_all_processes_learn_the_same(name: str, spread: dict[str, list[Found]]) -> None:
+    one, two = (rank["losses"] for rank in spread[f"{name}, half"])
+    assert one == two and all(math.isfinite(loss) for loss in one)
+    assert sum(one[-5:]) < 0.95 * sum(one[:5])
 
 
 def test_a_sharded_translator_translates(spread: dict[str, list[Found]], place: Path) -> None:
