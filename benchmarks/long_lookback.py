@@ -48,7 +48,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
         metrics = row["metrics"]
         table.add_row(
             name, f"{metrics['test/mse']:.4f}", f"{metrics['test/mse_ridge']:.4f}", f"{metrics['test/share']:.2f}",
-            f"{row['step_ms']:.0f}", f"{row['peak_memory_mib']:.0f}", f"{row['wall'] / 60:.1f}",
+            f"{row['step_ms']:.0f}", f"{row['peak_memory_mib']:.0f}", f"{row['seconds'] / 60:.1f}",
         )  # fmt: skip
     show(table)
     print(f"{len(pieces)} of {len(MECHANISMS)} mechanisms are done")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnzoo import Mechanism, record
 from experiments.forecasting.network import ForecastNetwork
+from experiments.training.pictures import first_maps
 
 log = logging.getLogger("experiments")
 
@@ -105,8 +106,8 @@ def attention_figure(network: ForecastNetwork, batch: Mapping[str, Tensor]) -> F
     with torch.no_grad(), record(network) as sites:
         network(batch["past"], batch["calendar"])
     try:
-        maps = [calls[0].map()[0].float().mean(0).cpu().numpy() for calls in sites.values()]
-    except ValueError as error:  # what is not linear in v has no map
+        maps = [found.float().mean(0).cpu().numpy() for found in first_maps(sites)]
+    except ValueError as error:
         log.info("No attention picture: %s", error)
         return None
     figure = Figure(figsize=(0.6 + 3.2 * len(maps), 3.6), layout="constrained")

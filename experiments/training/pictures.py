@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 
+from attnzoo.record import Call
 from experiments.training.module import Experiment
+
+LONGEST_MAP = 1024
+"""Tokens; a map is read column by column, so that its time grows with the cube of their number."""
+
+
+def first_maps(sites: Mapping[str, list[Call]]) -> list[Tensor]:
+    """The attention map of the first call of each site for the first of its batch: [H, T, S] each.
+
+    Raises:
+        ValueError: more tokens than ``LONGEST_MAP``, or a mechanism that is not linear in v, which has no map.
+    """
+    longest = max(max(calls[0].q.shape[2], calls[0].k.shape[2]) for calls in sites.values())
+    if longest > LONGEST_MAP:
+        raise ValueError(f"{longest:,} tokens would take too long; up to {LONGEST_MAP:,} are drawn")
+    return [calls[0].map()[0] for calls in sites.values()]
 
 
 def save_pictures(model: Experiment, data: pl.LightningDataModule, folder: Path) -> dict[str, Path]:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from attnzoo import Mechanism, record
+from experiments.training.pictures import first_maps
 from experiments.vision.network import VisionTransformer
 from experiments.vision.pictures import scale_pixels
 
@@ -22,14 +23,14 @@ log = logging.getLogger("experiments")
 def block_maps(network: VisionTransformer, image: Tensor) -> list[Tensor]:
     """The attention map of each block for one picture [1, C, H, W]: a list of [H, T, T].
 
-    A mechanism that is not linear in v has no map: its ValueError says so.
+    What has no map, or too many tokens for one, raises ValueError.
     """
     training = network.training
     network.eval()
     try:
         with torch.no_grad(), record(network) as sites:
             network(image)
-        return [calls[0].map()[0] for calls in sites.values()]
+        return first_maps(sites)
     finally:
         network.train(training)
 
@@ -71,7 +72,7 @@ def picture_figure(image: Tensor) -> Figure:
 def attention_figures(network: VisionTransformer, image: Tensor, title: str = "") -> dict[str, Figure]:
     """One figure: the picture, the rollout beside it, and below them every head of every block.
 
-    None, and a message that says so, where a mechanism is not linear in v and so has no map.
+    None, and a message that says so, where a mechanism is not linear in v and so has no map, or tokens are too many.
 
     Args:
         network: in evaluation or not; left as it was.
@@ -83,7 +84,11 @@ def attention_figures(network: VisionTransformer, image: Tensor, title: str = ""
     if blind:
         log.info("No attention picture: %s applies no matrix to the values.", ", ".join(sorted(blind)))
         return {}
-    maps = [weights.float().cpu() for weights in block_maps(network, image)]
+    try:
+        maps = [weights.float().cpu() for weights in block_maps(network, image)]
+    except ValueError as error:
+        log.info("No attention picture: %s.", error)
+        return {}
     pixels = image[0].cpu().permute(1, 2, 0).numpy()
     columns = max(2, *(len(weights) for weights in maps))
     figure = Figure(figsize=(1.6 * columns + 0.6, 1.7 * (len(maps) + 1) + 1.0), layout="constrained")

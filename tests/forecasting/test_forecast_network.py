@@ -9,8 +9,10 @@ import torch
 
 from attnzoo import Local, Softmax
 from attnzoo.positions import PositionName
+from experiments.forecasting.drawing import attention_figure
 from experiments.forecasting.network import ForecastNetwork, InstanceNorm, normaliser
 from experiments.forecasting.patches import Tokens
+from experiments.training import pictures
 from experiments.training.optim import split_parameters
 
 SIZES: dict[str, Any] = {
@@ -153,3 +155,15 @@ def test_other_mechanisms_for_single_blocks() -> None:
 def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         network(**options)
+
+
+def test_a_map_of_too_many_tokens_is_not_drawn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    past, calendar = window()
+    made, batch = network(), {"past": past[:1], "calendar": calendar[:1]}
+    assert attention_figure(made, batch) is not None
+    monkeypatch.setattr(pictures, "LONGEST_MAP", 2)
+    with caplog.at_level("INFO", "experiments"):
+        assert attention_figure(made, batch) is None
+    assert "tokens would take too long; up to 2 are drawn" in caplog.text

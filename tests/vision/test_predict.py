@@ -15,6 +15,7 @@ from quick_vit import SMALL
 import experiments
 from attnzoo import Softmax
 from experiments.__main__ import main
+from experiments.training import pictures
 from experiments.vision import ImageClassifier
 from experiments.vision.drawing import attention_figures, block_maps, rollout
 from experiments.vision.network import PictureFacts, VisionTransformer
@@ -286,3 +287,9 @@ def test_attention_of_a_model_in_half_precision_is_drawn() -> None:
     network = VisionTransformer(PictureFacts(8, 8, 1, 10, [0.3], [0.4]), dim=16, depth=1, num_heads=2)
     figures = attention_figures(network.to(torch.bfloat16), torch.rand(1, 1, 8, 8))
     assert len(figures["attention"].axes) == 4
+
+
+def test_a_map_of_too_many_tokens_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = VisionTransformer(PictureFacts(8, 8, 1, 10, [0.3], [0.4]), dim=16, depth=1, num_heads=2)
+    monkeypatch.setattr(pictures, "LONGEST_MAP", 3)
+    assert attention_figures(network, torch.rand(1, 1, 8, 8)) == {}
