@@ -120,5 +120,3 @@ def test_what_a_figure_does_not_know_ends_it(figure: str, capsys: pytest.Capture
 
 def test_a_run_whose_time_is_over_before_it_began_is_not_done(tmp_path: Path) -> None:
     assert runs.train("vit", tmp_path, ["--run.wandb=false"], minutes=0.001) is None
-    with pytest.raises(ValueError, match="vit ended with exit status 2"):
-        runs.train("vit", tmp_path, ["--model.dimm=3"])
