@@ -111,7 +111,7 @@ class SeriesData(lightning.LightningDataModule):
         usual, used = usual_calendar(table.step), self._calendar(table)
         unseen = [name for name in usual if name not in used]
         if unseen and self.calendar is None:
-            said = "Training does not hold two cycles of %s, so models are not told it; --data.calendar=[%s] would."
+            said = "Training holds less than two cycles of %s, which models are not told; --data.calendar=[%s] would."
             log.info(said, " and ".join(unseen), ",".join(usual))
 
     def read(self) -> Table:
