@@ -31,7 +31,7 @@ from attnzoo.mechanisms.softmax import Softmax
 from attnzoo.mechanisms.strided import Strided
 from attnzoo.moe import MixtureOfExperts
 from attnzoo.multihead import MultiheadAttention
-from attnzoo.record import attention_map, record
+from attnzoo.record import Call, attention_map, record
 from attnzoo.state import reorder
 from attnzoo.traits import Traits
 
@@ -42,6 +42,7 @@ __all__ = [
     "Additive",
     "Axial",
     "BlockSparse",
+    "Call",
     "DecoderBlock",
     "Differential",
     "DiversityKind",

@@ -13,7 +13,7 @@ from attnzoo.mechanism import Mechanism
 
 
 class Call(NamedTuple):
-    """One call of one mechanism, detached from the graph.
+    """One call of one mechanism, as ``record`` keeps it: detached from the graph.
 
     Attributes:
         mechanism: the module that was called.
@@ -23,6 +23,15 @@ class Call(NamedTuple):
         mask: what may be attended.
         bias: terms added to the scores, or None.
         heads: the output of each head [B, H, T, Dv].
+
+    Example:
+        >>> from attnzoo import MultiheadAttention
+        >>> attn = MultiheadAttention(8, 2).eval()
+        >>> with record(attn) as sites:
+        ...     y = attn(torch.randn(1, 5, 8))
+        >>> call = sites["attention"][0]
+        >>> call.q.shape, call.map().sum(-1).allclose(torch.ones(1, 2, 5))
+        (torch.Size([1, 2, 5, 4]), True)
     """
 
     mechanism: Mechanism

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from attnzoo.record import Call
+from attnzoo import Call
 from experiments.training.module import Experiment
 
 LONGEST_MAP = 1024
