@@ -51,6 +51,8 @@ def sweep(task: str, seeds: int, root: Path, minutes: float) -> bool:
         process.send_signal(signal.SIGTERM)
         process.wait()
         return False
+    if status == 128 + signal.SIGTERM:
+        return False
     if status not in (0, 1):  # 1: a run failed, which is a row of the sweep
         raise ValueError(f"the sweep of {task} ended with exit status {status}; what it said stands above")
     return True
