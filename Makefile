@@ -52,7 +52,7 @@ compare: $(READY) ## a table of the runs and runs/compare.html: [RUNS='runs/vit/
 sync: $(READY) ## send to W&B what was logged offline: [ARGS="--dry_run"]
 	@$(RUN) sync
 
-test: $(READY) ## the tests, under five minutes
+test: $(READY) ## the tests, five to eight minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY) ## the tests that take longer
