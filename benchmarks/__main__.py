@@ -60,7 +60,7 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "head-revival": (head_revival.measure, "do heads that begin anew live: about 5 minutes, in pieces"),
     "planted-heads": (heads.measure, "degenerate heads that were planted, found again: about 2 minutes"),
     "forecasting": (forecasting.measure, "a step against PatchTST, and mechanisms on 4,096 tokens: about 5 minutes"),
-    "long-lookback": (long_lookback.measure, "error and time on 4,096 point tokens: about half an hour, in pieces"),
+    "long-lookback": (long_lookback.measure, "error and time on 4,096 point tokens: about an hour, in pieces"),
     "ridge": (ridge.measure, "the closed-form ridge on ETT, fixed lookback and by validation: about 5 minutes"),
     "ett": (ett.measure, "the forecaster on ETT, four horizons, three seeds: about four hours, in pieces"),
     "logging": (logging_cost.measure, "what a step waits for `metrics.csv` and W&B: about 3 minutes"),

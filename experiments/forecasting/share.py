@@ -71,11 +71,12 @@ class BranchShare(Metric):
 
     def _gain(self, sums: Tensor, share: float) -> float:
         """What the share gains, in standard errors of the mean over stretches."""
+        sums = sums[sums[:, 3] > 0]  # windows of which something is known
         if share == 0 or len(sums) < FEWEST_STRETCHES:
             return 0.0
         count = max(FEWEST_STRETCHES, len(sums) // self.horizon)
         stretches = torch.stack([part.sum(0) for part in sums.tensor_split(count)])
-        _, product, branch, known = stretches[stretches[:, 3] > 0].T
+        _, product, branch, known = stretches.T
         gains = (2 * share * product - share**2 * branch) / known
         error = float(gains.std()) / math.sqrt(len(gains))
         return float(gains.mean()) / error if error > 0 else math.inf

@@ -203,3 +203,13 @@ def test_neither_batches_nor_processes_change_what_a_branch_is_worth() -> None:
 def test_too_few_windows_cannot_speak_for_a_branch() -> None:
     assert told(torch.ones(2, 1, 4))["share"] == 0.0
     assert told(torch.ones(3, 1, 4))["share"] == 1.0
+
+
+def test_windows_of_which_nothing_is_known_do_not_speak() -> None:
+    """With 2 of 20 known there is no deviation to judge by; with 3 there is."""
+    for count, share in ((2, 0.0), (3, 1.0)):
+        metric, known = BranchShare(4), torch.zeros(20, 1, 4, dtype=torch.bool)
+        known[:count] = True
+        batch = {"future": torch.ones(20, 1, 4), "known": known, "window": torch.arange(20)}
+        metric.update(torch.zeros(20, 1, 4), torch.ones(20, 1, 4), batch)
+        assert float(metric.compute()["share"]) == share
