@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    cifar,
     cifar_mechanisms,
     digits,
     diversity,
@@ -45,6 +46,7 @@ FIGURES: dict[str, tuple[Callable[[Path, list[str]], int], str]] = {
     "peers": (peers.measure, "speed against what others wrote, same sizes and masks: about 15 minutes"),
     "mechanisms": (mechanisms.measure, "every mechanism in `vit` on 64 pixels: about 20 minutes"),
     "vision": (vision.measure, "a training step against timm and vit-pytorch, and the wait for data: 5 minutes"),
+    "cifar": (cifar.measure, "the presets for CIFAR-10 on a CPU, whole: many hours, in pieces"),
     "cifar-mechanisms": (cifar_mechanisms.measure, "every mechanism on CIFAR-10, two epochs: hours, in pieces"),
     "numbers": (number_words.measure, "both translators on number words, three seeds: about 10 minutes"),
     "translation": (translation.measure, "training against torch's Transformer, beam search with a cache: 5 minutes"),

@@ -1,6 +1,6 @@
 """Multi30k: both networks, both directions, in an hour and longer, on every test set. A resumable job.
 
-ATTNZOO_DATA names the folder that holds `multi30k`.
+ATTNZOO_DATA names the folder that holds `translation/multi30k`.
 """
 
 from __future__ import annotations

@@ -66,10 +66,7 @@ def read_cells(path: str, *, separator: str, encoding: str, header: bool, decima
     if file.is_dir():
         raise ValueError(f"--data.path={path} is a folder; a CSV or parquet file was expected.")
     if not file.is_file():
-        raise FileNotFoundError(
-            f"--data.path={path}: there is no such file. Give a CSV or parquet file, or {HUB}NAME; "
-            "a path is looked for from here, and in the folder that ATTNZOO_DATA names."
-        )
+        raise FileNotFoundError(f"--data.path={path}: there is no such file. Give a CSV or parquet file, or {HUB}NAME.")
     if file.suffix == ".parquet":
         return _typed(pd.read_parquet(file).reset_index(), file.name)
     return _read_text(file, separator, encoding, header, decimal)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -31,6 +29,7 @@ from experiments.forecasting.windows import (
     naive_error,
     origins,
 )
+from experiments.training.data_folder import locate
 from experiments.training.sampling import ResumableBatches, ResumableLoader, in_turn, share_of
 
 log = logging.getLogger("experiments")
@@ -41,7 +40,8 @@ class SeriesData(lightning.LightningDataModule):
 
     Args:
         path: None takes the weekly CO2 series of statsmodels (Mauna Loa, 1958 to 2001). Otherwise a CSV or parquet
-            file, or `hub:NAME`. A path that is not found from here is looked for in the folder that ATTNZOO_DATA names.
+            file, or `hub:NAME`. A path that is not found from here is looked for in the folder that ATTNZOO_DATA names,
+            and in its `forecasting`.
         test_path: a second file of the same form whose rows continue the series (the M4 competition).
         lookback: rows that the model sees.
         horizon: rows that it forecasts.
@@ -117,9 +117,9 @@ class SeriesData(lightning.LightningDataModule):
     def read(self) -> Table:
         """The table, read once."""
         if self._table is None:
-            table = _co2(self.table) if self.path is None else read_table(_locate(self.path), self.table)
+            table = _co2(self.table) if self.path is None else _read(self.path, "--data.path", self.table)
             if self.test_path is not None:
-                table = _continued(table, read_table(_locate(self.test_path), self.table))
+                table = _continued(table, _read(self.test_path, "--data.test_path", self.table))
             self._table = table
         return self._table
 
@@ -268,13 +268,8 @@ def _co2(options: TableOptions) -> Table:
     return from_frame("weekly CO2 at Mauna Loa", frame, "week", ["co2"], options)
 
 
-def _locate(path: str) -> str:
-    """A file from here, or in the folder of data sets."""
-    if path.startswith(HUB) or Path(path).expanduser().exists() or "ATTNZOO_DATA" not in os.environ:
-        return path if path.startswith(HUB) else str(Path(path).expanduser())
-    folder = Path(os.environ["ATTNZOO_DATA"])
-    beside = (folder / path, folder / "forecasting" / path)
-    return next((str(file) for file in beside if file.exists()), path)
+def _read(path: str, option: str, options: TableOptions) -> Table:
+    return read_table(path if path.startswith(HUB) else str(locate(path, "forecasting", option)), options)
 
 
 def _continued(table: Table, more: Table) -> Table:

@@ -17,6 +17,7 @@ from torch import nn
 
 from attnzoo import Mechanism, record
 from experiments.training.module import Experiment
+from experiments.training.precision import warn_of_emulation
 
 console = Console(highlight=False)
 
@@ -137,6 +138,7 @@ class Report(ProgressBar):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say what is about to run."""
         assert isinstance(pl_module, Experiment)
+        warn_of_emulation(trainer)
         self.print(head(self.preset, trainer, pl_module, self.folder))
         if self._enabled and console.is_terminal:
             columns = (

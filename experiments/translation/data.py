@@ -38,7 +38,8 @@ class TranslationData(lightning.LightningDataModule):
     Args:
         path: a folder with files `train*`, `val*` (or `dev*`), `test*` that end in the language (`train.en`,
             `train.de`) or in `.tsv`; one table; or `hub:NAME[:CONFIG]`, a data set of a hub. Files may be plain or
-            .gz. What is not found from here is looked for in the folder that ATTNZOO_DATA names. Null generates text.
+            .gz. What is not found from here is looked for in the folder that ATTNZOO_DATA names, and in its
+            `translation`. Null generates text.
         corpus: what is generated: numbers (English number words to German ones; also if null) or dates (written
             in eight languages, to ISO form).
         train: name of a set at `path` where there are several; a table; or two files, [SOURCE,TARGET].

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from experiments.training.data_folder import locate
 from experiments.translation import dates, numbers
 from experiments.translation.text import Pairs, pair_up, read_pair, read_table
 
@@ -38,6 +38,10 @@ class Form(NamedTuple):
     columns: list[str] | None = None
     encoding: str = "utf-8"
     target_encoding: str | None = None
+
+
+DOMAIN = "translation"
+"""The folder of texts in a folder of data sets."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def from_files(files: Sequence[str], part: str, form: Form, otherwise: str | Non
     option = f"--data.{part}"
     if len(files) not in (1, 2):
         raise ValueError(f"{option} names {len(files)} files; expected one table, or a source and a target file.")
-    paths = [locate(file, option, otherwise) for file in files]
+    paths = [locate(file, DOMAIN, option, otherwise=otherwise) for file in files]
     for path in paths:
         if path.is_dir():
             raise ValueError(f"{option}={path} is a folder; expected a file. --data.path takes folders.")
@@ -127,7 +131,7 @@ def find(path: str, form: Form) -> Corpus:
     """
     if path.startswith(HUB):
         return _hub(path, form)
-    root = locate(path, "--data.path")
+    root = locate(path, DOMAIN)
     if root.is_file():
         return Corpus(str(root), form.languages, {"train": _reader([root], form)})
     files: dict[str, dict[str, Path]] = {}
@@ -162,23 +166,6 @@ def _complaints(root: Path, files: dict[str, dict[str, Path]], sets: dict[str, R
                 f"--data.source_language and --data.target_language, or other files by --data.{part}."
             )
     return complaints
-
-
-def locate(path: str, option: str, otherwise: str | None = None) -> Path:
-    """A file or folder as it is named from here, or else in the folder that ATTNZOO_DATA names.
-
-    Raises:
-        ValueError: it is in neither, with the nearest name that is there.
-    """
-    found = Path(path).expanduser()
-    if not found.exists() and "ATTNZOO_DATA" in os.environ:
-        found = Path(os.environ["ATTNZOO_DATA"], path)
-    if found.exists():
-        return found
-    there = [entry.name for entry in found.parent.iterdir()] if found.parent.is_dir() else []
-    near = difflib.get_close_matches(found.name, there, n=1)
-    hint = f" Did you mean {found.parent / near[0]}?" if near and not otherwise else ""
-    raise ValueError(f"{option}={found}: {otherwise or 'there is no such file or folder.'}{hint}")
 
 
 def _reader(paths: list[Path], form: Form) -> Read:

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from experiments.training.data_folder import locate
 from experiments.translation.cache import Cache
-from experiments.translation.sources import locate
+from experiments.translation.sources import DOMAIN
 from experiments.translation.text import Pairs
 from experiments.translation.tokens import Kind, Vocabulary
 
@@ -60,7 +61,7 @@ class Vocabularies(NamedTuple):
             raise ValueError(f"--data.vocabulary names {len(files)} files; expected one, or [SOURCE,TARGET].")
         found = []
         for file in files:
-            path = locate(file, "--data.vocabulary")
+            path = locate(file, DOMAIN, "--data.vocabulary")
             try:
                 found.append(Vocabulary.from_json(path.read_text(encoding="utf-8")))
             except ValueError as error:

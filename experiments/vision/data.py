@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from experiments.training.data_folder import locate
 from experiments.training.sampling import ResumableBatches, ResumableLoader, in_turn, share_of
 from experiments.vision.augment import OFF, Augment
 from experiments.vision.cache import PictureCache, user_folder
-from experiments.vision.folders import find_folder, missing_path
+from experiments.vision.folders import find_folder
 from experiments.vision.loading import BadFiles, Loaded, collate, first_size, load
 from experiments.vision.sources import Source, digits, split
 from experiments.vision.tables import HUB, find_hub, find_parquet, has_parquet
@@ -166,13 +166,11 @@ class ImageData(lightning.LightningDataModule):
             return find_hub(self.path.removeprefix(HUB), self.label_column)
         if self.path.startswith(TORCHVISION):
             return find_torchvision(self.path.removeprefix(TORCHVISION))
-        root = Path(self.path).expanduser()
-        if not root.is_dir() and "ATTNZOO_DATA" in os.environ:
-            folder = Path(os.environ["ATTNZOO_DATA"])
-            beside = (folder / "vision" / self.path, folder / self.path)
-            root = next((place for place in beside if place.is_dir()), root)
+        root = locate(self.path, "vision")
         if not root.is_dir():
-            raise ValueError(missing_path(root))
+            raise ValueError(
+                f"--data.path={root} is a file; give the folder, which holds train/<class>/* or <class>/*."
+            )
         return find_parquet(root, self.label_column) if has_parquet(root) else find_folder(root)
 
     @property

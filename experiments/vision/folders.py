@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -81,17 +80,6 @@ def find_folder(root: Path) -> Source:
         _require(list(files), root / part)
         parts[part] = _pictures(files, classes)
     return Source(str(root), classes, parts, notes)
-
-
-def missing_path(path: Path) -> str:
-    """A message for a --data.path that is not there, with the nearest name that is."""
-    if path.exists():
-        return f"--data.path={path} is a file; give the folder, which holds train/<class>/* or <class>/*."
-    parent = path.parent
-    there = [entry.name for entry in parent.iterdir()] if parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, there, n=1)
-    hint = f" Did you mean {parent / near[0]}?" if near else ""
-    return f"--data.path={path}: there is no such folder.{hint}"
 
 
 def _from_classes(root: Path, folders: list[str], notes: list[str]) -> Source:

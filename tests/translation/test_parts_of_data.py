@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -131,16 +132,27 @@ def test_training_text_in_other_parts_is_said(tmp_path: Path, report: pytest.Log
     assert "1 of 2 sources of the val part are in training, too." in report.text
 
 
-def test_text_is_looked_for_in_the_data_folder(folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["", "translation"])
+def test_text_is_looked_for_in_the_data_folder(
+    folder: Callable[..., Path], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = folder({"train": 9, "val": 3, "test": 2})
-    monkeypatch.setenv("ATTNZOO_DATA", str(root.parent))
+    data = tmp_path / "sets"
+    (data / place).mkdir(parents=True)
+    shutil.move(root, data / place)
+    monkeypatch.setenv("ATTNZOO_DATA", str(data))
     assert len(texts(ready("text").train_dataloader())) == 9
     files = ["text/train.en", "text/train.de"]
     assert len(texts(ready(train=files, val=files, test=files).train_dataloader())) == 9
     with pytest.raises(
-        ValueError, match=r"--data\.path=.*texd: there is no such file or folder\. Did you mean .*text\?"
+        ValueError,
+        match=r"--data\.path=texd: there is no such .*, nor in .*sets \(ATTNZOO_DATA\) or its translation\. "
+        r"Did you mean .*text\?",
     ):
         ready("texd")
+    monkeypatch.delenv("ATTNZOO_DATA")
+    with pytest.raises(ValueError, match="ATTNZOO_DATA, which names a folder of data sets, is not set"):
+        ready("text")
 
 
 def test_a_data_set_of_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def test_a_file_is_no_folder_and_no_path_is_none(make_tree: Tree) -> None:
 def test_a_wrong_path_is_met_with_the_nearest(make_tree: Tree) -> None:
     root = make_tree({"train/cat": 2})
     with pytest.raises(
-        ValueError, match=r"--data\.path=.*/picturs: there is no such folder\. Did you mean .*/pictures\?"
+        ValueError, match=r"--data\.path=.*/picturs: there is no such file or folder\. Did you mean .*/pictures\?"
     ):
         ready(path=root.with_name("picturs"))
 
