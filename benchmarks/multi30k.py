@@ -46,18 +46,17 @@ def measure(folder: Path, arguments: list[str]) -> int:
                 for title, part in TESTS.items()
             }
             piece.write_text(json.dumps({"run": done, "tested": tested, "machine": machine()}, indent=2) + "\n")
-    table = Table("run", "parameters", "epochs", "steps", "minutes", *(f"{t}: 13a / tok-lc / chrF" for t in TESTS))
+    table = Table("run", "parameters", "epochs", "steps", "minutes", "test set", "BLEU 13a", "BLEU lc tok", "chrF")
     pieces = {name: folder / name / "tested.json" for name in RUNS}
     for name, piece in pieces.items():
         if piece.is_file():
             content = json.loads(piece.read_text())
             run = content["run"]
-            scores = (
-                " / ".join(f"{content['tested'][title][f'test/{key}']:.2f}" for key in ("bleu", "bleu_lc_tok", "chrf"))
-                for title in TESTS
-            )
-            counts = (f"{run['parameters']:,}", str(run["epochs"]), str(run["steps"]), f"{run['wall'] / 60:.0f}")
-            table.add_row(name, *counts, *scores)
+            first = [name, f"{run['parameters']:,}", str(run["epochs"]), str(run["steps"]), f"{run['wall'] / 60:.0f}"]
+            for title in TESTS:
+                scores = (f"{content['tested'][title][f'test/{key}']:.2f}" for key in ("bleu", "bleu_lc_tok", "chrf"))
+                table.add_row(*first, title, *scores)
+                first = [""] * len(first)
     show(table)
     print(f"{sum(piece.is_file() for piece in pieces.values())} of {len(RUNS)} runs are done")
     return 0
