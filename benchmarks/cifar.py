@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich import print as show
 from rich.table import Table
 
 from benchmarks import runs
 from benchmarks.machine import machine
+from experiments.training.tables import show_table
 
 PRESETS = ("vit-cifar10-cpu", "vit-cifar10-tiny")
 
@@ -35,6 +35,6 @@ def measure(folder: Path, arguments: list[str]) -> int:
             scores = (row["metrics"]["test/accuracy"], row["metrics"]["test/top5"], row["best_val_primary"])
             counts = (f"{row['parameters']:,}", str(row["epochs"]), f"{row['wall'] / 60:.0f}")
             table.add_row(name, *counts, *(f"{score:.4f}" for score in scores))
-    show(table)
+    show_table(table)
     print(f"{sum(piece.is_file() for piece in pieces.values())} of {len(PRESETS)} presets are done")
     return 0

@@ -11,13 +11,13 @@ import json
 import time
 from pathlib import Path
 
-from rich import print as show
 from rich.table import Table
 
 from attnzoo import CATALOGUE
 from benchmarks import runs
 from benchmarks.choice import chosen
 from benchmarks.machine import machine
+from experiments.training.tables import show_table
 
 PRESET = "vit-cifar10-cpu"
 EPOCHS = 2
@@ -55,6 +55,6 @@ def measure(folder: Path, arguments: list[str]) -> int:
             step = "" if row["step_ms"] is None else f"{row['step_ms']:.0f}"
             cells = (f"{row['metrics']['test/accuracy']:.4f}", f"{row['parameters']:,}", step)
             table.add_row(name, pairs, *cells, f"{row['peak_memory_mib']:.0f}", f"{row['wall'] / 60:.0f}")
-    show(table)
+    show_table(table)
     print(f"{sum(piece.is_file() for piece in pieces.values())} of {len(CATALOGUE)} mechanisms are done")
     return 0

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import print as show
 from rich.table import Table
 from sklearn.model_selection import GridSearchCV
 from sklearn.svm import SVC
 
 from benchmarks.machine import machine
+from experiments.training.tables import show_table
 from experiments.vision import ImageData
 
 SEEDS = range(5)
@@ -62,7 +62,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
         "machine": here,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    show(table)
+    show_table(table)
     return 0
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from rich import print as show
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from benchmarks.machine import machine
 from benchmarks.timing import Call, cpu_seconds, ratio, rounds, spread
 from benchmarks.translation import DEPTH, DIM, DROPOUT, HEADS, HIDDEN, SMOOTHING, WORDS, batches
 from experiments.training.optim import Optim
+from experiments.training.tables import show_table
 from experiments.translation.transformer import Transformer
 from experiments.vision.network import PictureFacts, VisionTransformer
 
@@ -110,5 +110,5 @@ def measure(folder: Path, arguments: list[str]) -> int:
     for name, row in rows.items():
         middle = [f"{1000 * row[side]['median']:.0f}" for side in ("without", "with")]
         table.add_row(name, *middle, *(f"{row[key] - 1:+.1%}" for key in ("times", "upper95")))
-    show(table)
+    show_table(table)
     return 0

@@ -11,12 +11,12 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from rich import print as show
 from rich.table import Table
 
 from benchmarks import runs
 from benchmarks.machine import machine
 from benchmarks.ridge import FIXED, HORIZONS, SETS
+from experiments.training.tables import show_table
 
 SEEDS = (0, 1, 2)
 SHOWN = ("mse", "mse_ridge", "mae", "mae_ridge", "share")
@@ -55,7 +55,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
                 f"{statistics.mean(row['share'] for row in rows):.2f}",
                 f"{statistics.mean(row['seconds'] for row in rows) / 60:.1f}",
             )  # fmt: skip
-    show(table)
+    show_table(table)
     for name, values in means.items():
         if len(values) == len(HORIZONS):
             print(f"{name}: mean over horizons {statistics.mean(values):.4f}")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import print as show
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from benchmarks.machine import machine
 from benchmarks.timing import CLOCKS, ratio, rounds, spread
 from experiments.forecasting.network import ForecastNetwork
 from experiments.training.optim import Optim
+from experiments.training.tables import show_table
 
 SERIES, LOOKBACK, HORIZON, BATCH = 7, 336, 96, 64
 PATCH, STRIDE, DIM, HEADS, DEPTH, HIDDEN, DROPOUT = 16, 8, 64, 4, 2, 128, 0.2
@@ -138,7 +138,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
             # How many times faster ours is than theirs, and a mechanism than Softmax.
             pair = (columns[base], values) if base == "ours" else (values, columns[base])
             result[title][name] |= ratio(*pair)
-        show(_table(title, result[title], base))
+        show_table(_table(title, result[title], base))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0

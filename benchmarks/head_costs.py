@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import print as show
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -26,6 +25,7 @@ from benchmarks.timing import Call, cpu_seconds, rounds, spread
 from benchmarks.translation import DEPTH, DIM, DROPOUT, HEADS, HIDDEN, SMOOTHING, WORDS, batches
 from experiments.training.head_monitor import Monitoring
 from experiments.training.optim import Optim
+from experiments.training.tables import show_table
 from experiments.translation.transformer import Transformer
 from experiments.vision.network import PictureFacts, VisionTransformer
 
@@ -87,7 +87,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
     table = Table("network", "step, ms", "check, ms", f"of {every} steps")
     for name, row in rows.items():
         table.add_row(name, *(f"{1000 * row[call]['median']:.0f}" for call in ("step", "check")), f"{row['share']:.2%}")
-    show(table)
+    show_table(table)
     return 0
 
 

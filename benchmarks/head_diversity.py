@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
-from rich import print as show
 from rich.table import Table
 
 from benchmarks import examples, runs
 from benchmarks.examples import Difference
 from benchmarks.machine import machine
+from experiments.training.tables import show_table
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -206,7 +206,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
     table = Table("preset", "term", "seeds", "test/primary", "test/loss", "difference, 95 %", "p", "projected", "CKA")
     for row in rows:
         table.add_row(*_cells(row))
-    show(table)
+    show_table(table)
 
 
 def _mean(values: list[float]) -> float:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from rich import print as show
 from rich.table import Table
 
 from benchmarks.machine import machine
 from experiments.training import console
 from experiments.training.cli import ExperimentCLI
+from experiments.training.tables import show_table
 from experiments.training.wandb_rows import WandbRows
 
 PRESETS = ("vit", "translator", "translator-bahdanau", "forecaster")
@@ -106,5 +106,5 @@ def measure(folder: Path, arguments: list[str]) -> int:
     for name, row in rows.items():
         cells = (f"{row['step_ms']:.1f}", f"{row['logging_ms']:.2f}", f"{row['share']:.2%}")
         table.add_row(name, str(row["steps"]), *cells)
-    show(table)
+    show_table(table)
     return 0

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich import print as show
 from rich.table import Table
 
 from benchmarks import runs
 from benchmarks.machine import machine
+from experiments.training.tables import show_table
 
 PRESET = "forecaster-ettm1"
 OPTIONS = [
@@ -50,6 +50,6 @@ def measure(folder: Path, arguments: list[str]) -> int:
             name, f"{metrics['test/mse']:.4f}", f"{metrics['test/mse_ridge']:.4f}", f"{metrics['test/share']:.2f}",
             f"{row['step_ms']:.0f}", f"{row['peak_memory_mib']:.0f}", f"{row['seconds'] / 60:.1f}",
         )  # fmt: skip
-    show(table)
+    show_table(table)
     print(f"{len(pieces)} of {len(MECHANISMS)} mechanisms are done")
     return 0

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import print as show
 from rich.table import Table
 
 from attnzoo import CATALOGUE, Mask, attention_map
 from attnzoo.catalogue import construct
 from benchmarks.choice import chosen
 from benchmarks.machine import library, machine
+from experiments.training.tables import show_table
 
 SITE = {"causal": False, "max_len": 64, "grid": (8, 8), "prefix_tokens": 0}
 OPTIONS = ["--config=vit", "--model.patch_size=1", "--trainer.max_epochs=20", "--run.wandb=false"]
@@ -49,7 +49,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
     for name, row in rows.items():
         cells = [f"{row['pairs']:.0%}", f"{row['accuracy']:.4f}", f"{row['parameters']:,}", f"{row['seconds']:.0f}"]
         table.add_row(name, *cells)
-    show(table)
+    show_table(table)
     return 0
 
 

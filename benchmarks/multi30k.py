@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rich import print as show
 from rich.table import Table
 
 from benchmarks import runs
 from benchmarks.machine import machine
+from experiments.training.tables import show_table
 
 TO_GERMAN = ["--data.source_language=en", "--data.target_language=de"]
 LONG = ["--trainer.max_epochs=120", "--trainer.check_val_every_n_epoch=5", "--model.dropout=0.3"]
@@ -57,6 +57,6 @@ def measure(folder: Path, arguments: list[str]) -> int:
                 scores = (f"{content['tested'][title][f'test/{key}']:.2f}" for key in ("bleu", "bleu_lc_tok", "chrf"))
                 table.add_row(*first, title, *scores)
                 first = [""] * len(first)
-    show(table)
+    show_table(table)
     print(f"{sum(piece.is_file() for piece in pieces.values())} of {len(RUNS)} runs are done")
     return 0

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich import print as show
 from rich.table import Table
 
 import experiments
 from benchmarks import runs
 from benchmarks.machine import machine
 from experiments.training.loggers import read_rows
+from experiments.training.tables import show_table
 from experiments.translation.alignment import agreement, align
 from experiments.translation.numbers import alignment, sets
 
@@ -44,8 +44,8 @@ def measure(folder: Path, arguments: list[str]) -> int:
             })  # fmt: skip
             shares = (f"{value:.2%}" for value in (exact, longest, found["exact"], found["near"]))
             table.add_row(preset, str(seed), *shares, str(done["steps"]), f"{done['wall']:.0f}")
-    show(table)
-    show(equal_work(rows))
+    show_table(table)
+    show_table(equal_work(rows))
     means = {p: statistics.mean(row["exact_match"] for row in rows if row["preset"] == p) for p in PRESETS}
     (folder / "result.json").write_text(json.dumps({"means": means, "rows": rows, "machine": here}, indent=2) + "\n")
     return 0

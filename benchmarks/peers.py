@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich import print as show
 from rich.progress import track
 from rich.table import Table
 from torch import nn
@@ -36,6 +35,7 @@ from attnzoo import (
 )
 from benchmarks.machine import library, machine
 from benchmarks.timing import ratio, rounds, spread
+from experiments.training.tables import show_table
 
 DIM, HEADS, WIDTH = 512, 8, 64
 ROUNDS = 11
@@ -292,7 +292,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
     for name, row in rows.items():
         middle = [f"{1000 * row[side]['median']:.1f}" for side in ("ours", "theirs")]
         table.add_row(name, str(row["length"]), *middle, f"{row['ratio']:.2f}", f"{row['lower95']:.2f}")
-    show(table)
+    show_table(table)
     if mean is not None:
         print(f"geometric mean over the efficient mechanisms: {mean:.2f}")
     return 0

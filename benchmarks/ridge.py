@@ -12,7 +12,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from rich import print as show
 from rich.table import Table
 
 from benchmarks.machine import machine
@@ -20,6 +19,7 @@ from experiments.forecasting.baselines import window_moments
 from experiments.forecasting.data import SeriesData
 from experiments.forecasting.ridge import fit_ridge
 from experiments.forecasting.windows import Split
+from experiments.training.tables import show_table
 
 HOURLY: Split = (8640, 2880, 2880)
 SETS: dict[str, tuple[str, Split]] = {
@@ -54,7 +54,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
                 piece.parent.mkdir(parents=True, exist_ok=True)
                 piece.write_text(json.dumps({"lookbacks": rows, "machine": machine()}) + "\n")
             found.setdefault(name, {})[str(horizon)] = json.loads(piece.read_text())["lookbacks"]
-    show(
+    show_table(
         _table(
             f"test MSE, lookback {FIXED}", {n: {h: row[str(FIXED)] for h, row in r.items()} for n, r in found.items()}
         )
@@ -63,7 +63,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
         name: {horizon: min(row.values(), key=lambda one: one["val"]) for horizon, row in rows.items()}
         for name, rows in found.items()
     }
-    show(_table("test MSE, lookback by validation", chosen))
+    show_table(_table("test MSE, lookback by validation", chosen))
     return 0
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich import print as show
 from rich.table import Table
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -29,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from attnzoo import EncoderBlock
 from benchmarks.machine import machine
 from benchmarks.timing import spread
+from experiments.training.tables import show_table
 
 MODELS = {"2M": (128, 10), "20M": (512, 6)}
 """Name -> width and blocks; a block has about 12 times the square of the width."""
@@ -67,7 +67,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
             f"FSDP2 {found['kept_fsdp2'] / 2**20:.1f} (formula {8 * count / 2**20:.1f})",
         )  # fmt: skip
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    show(table)
+    show_table(table)
     return 0
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich import print as show
 from rich.progress import Progress
 from rich.table import Table
 
@@ -28,6 +27,7 @@ from benchmarks.machine import library, machine
 from benchmarks.memory import live_bytes
 from benchmarks.plots import curves
 from benchmarks.timing import CLOCKS, exponent, ratio, rounds, spread
+from experiments.training.tables import show_table
 
 HEADS, WIDTH = 8, 64
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768]
@@ -185,7 +185,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
     (home / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     curves(result, home / "speed.png")
     for mode in modes:
-        show(table(result, mode))
+        show_table(table(result, mode))
     print(f"figures: {home / 'result.json'}, {home / 'speed.png'}")
     return 0
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich import print as show
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from torch.nn import functional as F
 from benchmarks.machine import machine
 from benchmarks.timing import ratio, rounds, spread
 from experiments.training.optim import Optim
+from experiments.training.tables import show_table
 from experiments.translation.bahdanau import Bahdanau
 from experiments.translation.batching import TokenBatches
 from experiments.translation.beam import Hypothesis, beam_search
@@ -202,7 +202,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
         middle = [f"{1000 * row[side]['median']:.0f}" for side in ("ours", "theirs")]
         rate = f"{row['tokens'] / row['ours']['median']:.0f}"
         table.add_row(name, *middle, rate, f"{row['ratio']:.2f}", f"{row['lower95']:.2f}")
-    show(table)
+    show_table(table)
     for name, row in rows.items():
         if row.get("hypotheses_that_differ"):
             print(f"error: {name}: {row['hypotheses_that_differ']} hypotheses differ")

@@ -21,7 +21,6 @@ import lightning.pytorch as pl
 import torch
 import yaml
 from PIL import Image
-from rich import print as show
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from benchmarks.machine import machine
 from benchmarks.timing import CLOCKS, Call, ratio, rounds, spread
 from experiments.training import specs
 from experiments.training.module import Experiment
+from experiments.training.tables import show_table
 from experiments.training.usage import CONFIGS
 from experiments.vision import ImageData
 from experiments.vision.network import PictureFacts, VisionTransformer
@@ -155,6 +155,6 @@ def measure(folder: Path, arguments: list[str]) -> int:
     for name, row in rows.items():
         middle = [f"{1000 * row[side]['median']:.1f}" for side in ("ours", "theirs")]
         table.add_row(name, *middle, f"{row['ratio']:.3f}", f"{row['lower95']:.3f}")
-    show(table)
+    show_table(table)
     print(f"{PRESET}: {wait:.1%} of the time from step to step passes before a step begins")
     return 0

@@ -8,6 +8,7 @@ says what is asked and how it is judged.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich import print as show
 from rich.table import Table
 
 from benchmarks import runs
@@ -23,6 +23,7 @@ from benchmarks.plots import quality
 from experiments.comparing import files, reading
 from experiments.comparing.grouping import BASELINE
 from experiments.comparing.judging import difference, half_width
+from experiments.training.tables import show_table
 
 TASKS = ("vit", "translator", "translator-bahdanau", "forecaster", "listops")
 SEEDS = 3
@@ -148,7 +149,7 @@ def report(folder: Path) -> int:
                 table = Table(*HEADS, title=f"{task}, equal {kind}", title_justify="left")
                 for row in rows:
                     table.add_row(*cells(row))
-                show(table)
+                show_table(table)
     print(progress(tables, folder))
     return 0
 
@@ -169,11 +170,13 @@ HEADS = (
 
 def cells(row: dict[str, Any]) -> list[str]:
     """A row of a table; the interval of the mean by Student's t, p of a paired t test on the same seeds."""
-    width = "" if row["half_width"] is None else f" ±{row['half_width']:.4f}"
-    gap, p = ("", "") if row["difference"] is None else (f"{row['difference']['mean']:+.4f}", row["difference"]["p"])
+    places = max(4, 3 - math.floor(math.log10(abs(row["score"]) or 1.0)))  # four digits of a small error, too
+    width = "" if row["half_width"] is None else f" ±{row['half_width']:.{places}f}"
+    found = row["difference"]
+    gap, p = ("", "") if found is None else (f"{found['mean']:+.{places}f}", found["p"])
     return [
         row["mechanism"], "" if row["pairs"] is None else f"{row['pairs']:.0%}", str(row["seeds"]),
-        f"{row['score']:.4f}{width}", gap, p if isinstance(p, str) else "" if p is None else f"{p:.3f}",
+        f"{row['score']:.{places}f}{width}", gap, p if isinstance(p, str) else "" if p is None else f"{p:.3f}",
         f"{row['parameters']:,}", str(row["steps"]), f"{row['step_ms']:.1f}", f"{row['seconds']:.0f}",
     ]  # fmt: skip
 

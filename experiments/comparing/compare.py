@@ -14,6 +14,7 @@ from experiments.comparing.grouping import Group, Variant, groups
 from experiments.comparing.judging import difference, half_width
 from experiments.comparing.reading import Run, find
 from experiments.training import options
+from experiments.training.tables import show_table
 
 ALL_PAIRS = 0.9
 """From this share of the pairs on a mechanism is marked: it is no cheaper form of attention here."""
@@ -41,9 +42,6 @@ HEADS = (
 )  # fmt: skip
 
 
-_WIDEST = Console(width=1000)
-
-
 def compare(argv: list[str]) -> int:
     """The command; see `show`."""
     return options.call(show, argv, "python -m experiments compare")
@@ -60,11 +58,8 @@ def show(runs: str = "runs/*/*", out: str | None = None) -> int:
 
     console = Console(highlight=False)
     found = groups(find(runs, lambda text: console.print(text, markup=False)))
-    tables = [table(group) for group in found]
-    # A narrow terminal breaks the lines of a wide table; figures cut off would be lost.
-    wide = Console(highlight=False, width=max(console.width, *(_WIDEST.measure(made).maximum for made in tables)))
-    for group, made in zip(found, tables, strict=True):
-        wide.print(made)
+    for group in found:
+        show_table(table(group))
         for line in notes(group):
             console.print(line, markup=False)
     console.print(f"\n{LEGEND}", markup=False)

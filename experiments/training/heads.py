@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import lightning.pytorch as pl
-from rich.console import Console
 
 from experiments.training import console, head_figures, saved, specs
 from experiments.training.exporting import beside
@@ -14,11 +13,10 @@ from experiments.training.finding import newest_finished
 from experiments.training.module import Experiment
 from experiments.training.options import call
 from experiments.training.probing import SAMPLES, ProbeSet
+from experiments.training.tables import show_table
 from experiments.training.writing import check_writable
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
-WIDTH = 150
-"""Columns of the table, where the output is narrower or no terminal."""
 
 
 def heads(argv: list[str]) -> int:
@@ -48,9 +46,8 @@ def _heads(ckpt: str | None = None, data: str | None = None, samples: int = SAMP
     check_writable(target, "--out")
     probes = probe_set(path, data, samples)
     health = probes.health(ablate=True)
-    wide = Console(highlight=False, width=max(WIDTH, console.console.width))
     console.say(f"{path}: loss {health.loss:.4f} on {_count(probes)} validation samples")
-    wide.print(head_figures.table(health))
+    show_table(head_figures.table(health))
     console.say(head_figures.LEGEND)
     for note in head_figures.notes(health):
         console.say(note)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from attnzoo.heads.figures import Head, HeadHealth, Health
 from experiments.__main__ import main
 from experiments.make import words
-from experiments.training import console, head_figures, heads, saved
+from experiments.training import head_figures, heads, saved
+from experiments.training.tables import show_table
 
 SHORT = [
     "--trainer.max_steps=2",
@@ -100,14 +99,14 @@ def test_make_hands_its_variables_on() -> None:
     ]  # fmt: skip
 
 
-def test_the_table_fits_its_width(vit: Path) -> None:
-    health = heads.probe_set(vit, samples=64).health(ablate=True)
-    target = io.StringIO()
-    Console(file=target, width=heads.WIDTH).print(head_figures.table(health))
-    lines = target.getvalue().splitlines()
-    assert len(lines) == 1 + 8
-    assert "…" not in target.getvalue()
-    assert console.console is not None
+def test_a_narrow_console_cuts_no_column(
+    vit: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    show_table(head_figures.table(heads.probe_set(vit, samples=64).health(ablate=True)))
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == 1 + 8
+    assert "…" not in printed
 
 
 @pytest.mark.slow
