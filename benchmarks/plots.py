@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
 
 _MARKS = "os^vDP*X"
 
@@ -67,12 +67,15 @@ def quality(tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
             )  # fmt: skip
         axis.set_title(title)
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
         axis.set_xlabel("ms a step")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("test/primary, larger is better")
     handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(9, 3 * len(tables)), frameon=False
+        handles.values(), handles.keys(), loc="outside lower center", ncols=min(9, 2 * len(tables)), frameon=False
     )
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
