@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import lightning.pytorch as pl
 import pytest
 import torch
+from training_toys import Toy, ToyData, trainer
 
 from experiments.training import precision
+from experiments.training.console import Report
 
 
 @pytest.mark.parametrize(
@@ -33,6 +37,18 @@ def test_a_slow_precision_is_said(
     assert len(found) == len(said)
     for message, part in zip(found, said, strict=True):
         assert part in message
+
+
+def test_it_is_said_when_training_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(precision, "_product_time", lambda dtype: 1.0 if dtype == torch.float32 else 9.0)
+    report = Report("toy", str(tmp_path))
+    with caplog.at_level("WARNING", logger="experiments"):
+        trainer(tmp_path, [report], max_steps=1, precision="bf16-mixed", enable_progress_bar=True).fit(
+            Toy(), datamodule=ToyData()
+        )
+    assert "takes 9 times as long as in float32" in caplog.text
 
 
 def test_products_are_timed_in_each_type() -> None:
