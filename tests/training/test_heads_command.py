@@ -103,7 +103,9 @@ def test_a_narrow_console_cuts_no_column(
     vit: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    show_table(head_figures.table(heads.probe_set(vit, samples=64).health(ablate=True)))
+    table = head_figures.table(heads.probe_set(vit, samples=64).health(ablate=True))
+    capsys.readouterr()
+    show_table(table)
     printed = capsys.readouterr().out
     assert len(printed.splitlines()) == 1 + 8
     assert "…" not in printed
