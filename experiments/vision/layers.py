@@ -2,7 +2,8 @@
 
 Convolutional stem: Xiao et al. 2021, "Early Convolutions Help Transformers See Better", arXiv:2106.14881. Compact
 stem and sequence pooling: Hassani et al. 2021, "Escaping the Big Data Paradigm with Compact Transformers",
-arXiv:2104.05704. Stochastic depth: Huang et al. 2016, arXiv:1603.09382. Layer scale: Touvron et al. 2021,
+arXiv:2104.05704. Convolutions whose result is added: He et al. 2015, "Deep Residual Learning for Image Recognition",
+arXiv:1512.03385. Stochastic depth: Huang et al. 2016, arXiv:1603.09382. Layer scale: Touvron et al. 2021,
 arXiv:2103.17239.
 
 Shapes: B batch, C channels, H height, W width, P patch size, E width of the model, T tokens.
@@ -18,7 +19,23 @@ from torchvision.ops import StochasticDepth
 
 from attnzoo import EncoderBlock
 
-StemName = Literal["patch", "conv", "compact"]
+StemName = Literal["patch", "conv", "compact", "residual"]
+
+
+class ResidualConvolution(nn.Module):
+    """x + ReLU(norm(convolution of 3x3 of x)), [B, E, H, W] as it came.
+
+    Args:
+        dim: E.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Conv2d(dim, dim, 3, padding=1, bias=False), nn.BatchNorm2d(dim), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, E, H, W] -> [B, E, H, W]."""
+        return x + self.branch(x)
 
 
 class CompactStem(nn.Module):
@@ -32,6 +49,8 @@ class CompactStem(nn.Module):
         channels: C.
         dim: E, a multiple of P / 2.
         patch_size: P, a power of 2, above 1.
+        residual: behind each stage stands a second convolution, whose norm and ReLU are added to what came in. Few
+            epochs suffice then, since convolutions know of neighbours what attention must learn.
 
     Raises:
         ValueError: for other numbers.
@@ -41,21 +60,23 @@ class CompactStem(nn.Module):
         torch.Size([2, 16, 8, 8])
     """
 
-    def __init__(self, channels: int, dim: int, patch_size: int) -> None:
+    def __init__(self, channels: int, dim: int, patch_size: int, *, residual: bool = False) -> None:
         super().__init__()
+        stem = "residual" if residual else "compact"
         if patch_size < 2 or patch_size & (patch_size - 1):
             raise ValueError(
-                f"--model.stem=compact halves the picture: --model.patch_size is {patch_size}; take 2, 4, 8"
+                f"--model.stem={stem} halves the picture: --model.patch_size is {patch_size}; take 2, 4, 8"
             )
         if dim % (patch_size // 2):
             raise ValueError(
-                f"--model.stem=compact comes to --model.dim by doubling: {dim} is no multiple of {patch_size // 2}"
+                f"--model.stem={stem} comes to --model.dim by doubling: {dim} is no multiple of {patch_size // 2}"
             )
         stages: list[nn.Module] = []
         width = dim // (patch_size // 2)
         while width <= dim:
             stages.append(nn.Conv2d(channels, width, 3, padding=1, bias=False))
             stages += [nn.MaxPool2d(2), nn.BatchNorm2d(width), nn.ReLU()]
+            stages += [ResidualConvolution(width)] if residual else []
             channels, width = width, 2 * width
         self.stages = nn.Sequential(*stages)
 
@@ -65,13 +86,17 @@ class CompactStem(nn.Module):
 
 
 def make_stem(name: StemName, channels: int, dim: int, patch_size: int) -> nn.Module:
-    """[B, C, H, W] -> [B, E, H / P, W / P]: "patch" cuts and projects, "conv" looks with a 3x3 convolution first."""
+    """[B, C, H, W] -> [B, E, H / P, W / P].
+
+    "patch" cuts and projects, "conv" looks with a 3x3 convolution first, "compact" is a ``CompactStem``, "residual" one
+    with a second convolution in each stage.
+    """
     if name == "patch":
         return nn.Conv2d(channels, dim, patch_size, stride=patch_size)
-    if name == "compact":
-        return CompactStem(channels, dim, patch_size)
+    if name in ("compact", "residual"):
+        return CompactStem(channels, dim, patch_size, residual=name == "residual")
     if name != "conv":
-        raise ValueError(f"--model.stem is {name!r}; it must be 'patch', 'conv' or 'compact'")
+        raise ValueError(f"--model.stem is {name!r}; it must be 'patch', 'conv', 'compact' or 'residual'")
     return nn.Sequential(
         nn.Conv2d(channels, dim, 3, padding=1, bias=False),
         nn.BatchNorm2d(dim),

@@ -84,7 +84,7 @@ class MaskedPatches(Experiment):
         num_kv_heads: key/value heads; null for as many.
         hidden_dim: width of the feed-forward; null for 2 dim.
         patch_size: pixels along a patch.
-        stem: patch, conv or compact.
+        stem: patch, conv, compact or residual.
         pool: class, mean or sequence; only whether there is a class token matters here.
         dropout: in the branches of the blocks.
         drop_path: probability that a branch of the last block is left out.

@@ -37,7 +37,8 @@ class ImageClassifier(PictureClassifier):
         hidden_dim: width of the feed-forward, or of each expert; null for 2 dim.
         experts: several feed-forwards in each block, of which a token takes the best few; null for a plain one.
         patch_size: pixels along a patch; must divide height and width.
-        stem: patch (cut and project), conv (a 3x3 convolution first) or compact (convolution and pooling, in stages).
+        stem: patch (cut and project), conv (a 3x3 convolution first), compact (convolution and pooling, in stages) or
+            residual (that, with a second convolution in each stage).
         pool: class (read a class token), mean (of all patches) or sequence (a mean with learned weights).
         dropout: in the branches of the blocks. Dropout of attention weights is the mechanism's own option.
         drop_path: probability that a branch of the last block is left out for a sample, rising from 0 in the first.

@@ -77,7 +77,7 @@ class VisionTransformer(nn.Module):
         experts: a mixture of experts in the place of the feed-forward; None for one network.
         patch_size: P; height and width must be multiples of it.
         stem: "patch" cuts and projects; "conv" looks with a 3x3 convolution first; "compact" halves the picture by
-            convolution and pooling until it comes to P.
+            convolution and pooling until it comes to P; "residual" does so with a second convolution in each stage.
         pool: "class" reads a class token, "mean" the mean of the patches, "sequence" a mean with learned weights.
         dropout: of the branches of a block.
         drop_path: probability that a branch of the last block is left out for a sample; it rises with the depth,

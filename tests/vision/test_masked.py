@@ -21,7 +21,7 @@ FACTS = {
 encoder = functools.partial(VisionTransformer, dim=16, depth=2, num_heads=2, patch_size=4)
 
 
-@pytest.mark.parametrize("stem", ["patch", "conv", "compact"])
+@pytest.mark.parametrize("stem", ["patch", "conv", "compact", "residual"])
 @pytest.mark.parametrize("pool", ["class", "sequence"])
 def test_nothing_of_a_hidden_patch_reaches_what_is_told(stem: StemName, pool: str) -> None:
     model = MaskedTransformer(encoder(WIDE, stem=stem, pool=pool), 4).eval()

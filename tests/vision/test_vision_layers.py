@@ -1,13 +1,14 @@
 """Stems, pooling, stochastic depth and layer scale of the Vision Transformer, against the formulas by hand."""
 
 import functools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.vision.layers import CompactStem, SequencePool, VisionBlock
+from experiments.vision.layers import CompactStem, ResidualConvolution, SequencePool, VisionBlock
 from experiments.vision.network import PictureFacts, VisionTransformer
 
 CIFAR = PictureFacts(32, 32, 3, 10, [0.5] * 3, [0.25] * 3)
@@ -30,6 +31,22 @@ def test_a_compact_stem_without_its_norm_is_that_of_the_paper() -> None:
     torch.testing.assert_close(found, x, atol=1e-5, rtol=1e-5)
 
 
+def test_a_residual_stem_adds_a_second_convolution_in_each_stage() -> None:
+    stem = CompactStem(3, 8, patch_size=4, residual=True).eval()
+    image = torch.randn(2, 3, 12, 20)
+    x = image
+    for layer in stem.stages:
+        if isinstance(layer, nn.Conv2d):
+            x = F.max_pool2d(F.conv2d(x, layer.weight, padding=1), 2)
+        elif isinstance(layer, nn.BatchNorm2d):
+            x = F.relu(x / (1 + layer.eps) ** 0.5)  # a fresh norm in evaluation
+        elif isinstance(layer, ResidualConvolution):
+            x = x + F.relu(F.conv2d(x, layer.branch[0].weight, padding=1) / (1 + layer.branch[1].eps) ** 0.5)
+    torch.testing.assert_close(stem(image), x, atol=1e-5, rtol=1e-5)
+    sizes = [tuple(p.shape) for p in stem.parameters() if p.ndim == 4]
+    assert sizes == [(4, 3, 3, 3), (4, 4, 3, 3), (8, 4, 3, 3), (8, 8, 3, 3)]
+
+
 def test_the_compact_transformer_of_the_paper_has_its_size() -> None:
     """CCT-2/3x2 is published with 0.28M parameters; ours counted by hand."""
     model = VisionTransformer(
@@ -44,12 +61,13 @@ def test_the_compact_transformer_of_the_paper_has_its_size() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"patch_size": 6, "stem": "residual"}, r"stem=residual halves the picture: --model\.patch_size is 6"),
         ({"patch_size": 6}, r"stem=compact halves the picture: --model\.patch_size is 6; take 2, 4, 8"),
         ({"patch_size": 1}, r"patch_size is 1; take 2"),
         ({"patch_size": 8, "dim": 18}, r"doubling: 18 is no multiple of 4"),
     ],
 )
-def test_a_compact_stem_that_cannot_be_is_refused(options: dict[str, int], message: str) -> None:
+def test_a_compact_stem_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VisionTransformer(
             PictureFacts(48, 48, 3, 2, [0.5] * 3, [0.5] * 3),

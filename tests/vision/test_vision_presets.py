@@ -222,7 +222,7 @@ def test_a_picture_too_large_for_memory_is_named(mixed: Path, tmp_path: Path) ->
     assert len(labels(data.train_dataloader())) == 12
 
 
-@pytest.mark.parametrize("stem", ["patch", "compact"])
+@pytest.mark.parametrize("stem", ["patch", "compact", "residual"])
 def test_p07_a_learned_grid_is_resized_where_training_goes_on_with_larger_pictures(
     stem: str, tmp_path: Path, make_tree: Callable[..., Path], report: pytest.LogCaptureFixture
 ) -> None:
