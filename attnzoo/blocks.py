@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from attnzoo.catalogue import Factory
-from attnzoo.checks import at_least
+from attnzoo.checks import at_least, check_tokens
 from attnzoo.heads.diversity import HeadDiversity
 from attnzoo.kernels.dropout import Dropout
 from attnzoo.mask import Mask, as_mask, hide
@@ -87,7 +87,11 @@ class _Residual(nn.Module):
 
     def enter(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         """What the branch sees."""
-        return norm(x) if self.norm_first else x
+        if not self.norm_first:
+            return x
+        if type(norm) is nn.LayerNorm:  # another one, put in its place, takes what it takes
+            check_tokens("x", x, norm)
+        return norm(x)
 
     def leave(self, x: Tensor, y: Tensor, norm: nn.LayerNorm) -> Tensor:
         """The sum of x and what the branch made of it."""

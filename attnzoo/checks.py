@@ -62,17 +62,18 @@ def check_site(
         check_grid(owner, grid)
 
 
-def check_tokens(name: str, x: object, linear: nn.Module) -> None:
-    """Raises ``ValueError`` unless x is [B, length, width] as the layer that it goes into takes it."""
+def check_tokens(name: str, x: object, layer: nn.Module) -> None:
+    """Raises ``ValueError`` unless x is [B, length, width] as the linear layer or the norm takes it."""
     if not isinstance(x, Tensor):
         raise ValueError(f"{name} must be a tensor, got {type(x).__name__}; a mask is given as mask=...")
-    width = linear.in_features
+    width = layer.normalized_shape[-1] if isinstance(layer, nn.LayerNorm) else layer.in_features
     if x.dim() != 3 or x.shape[2] != width:
         raise ValueError(f"{name} must be [B, length, {width}], got {tuple(x.shape)}")
-    # A layer that keeps its weights in another way, such as a quantised one, takes what it takes.
-    kind = linear.weight.dtype if type(linear) is nn.Linear else x.dtype
     if not x.is_floating_point():
         raise ValueError(f"{name} must be of floating-point numbers, got {x.dtype}")
+    # A layer that keeps its weights in another way, such as a quantised one, takes what it takes; and a norm takes
+    # tokens of less precision than its own.
+    kind = layer.weight.dtype if type(layer) is nn.Linear else x.dtype
     if x.dtype != kind and not _casts_itself(x):
         raise ValueError(f"{name} must be {kind}, as the weights are; got {x.dtype}")
 

@@ -182,3 +182,25 @@ def test_the_feed_forward_works_on_each_token_by_itself() -> None:
     close(y, net.layers[2:](nn.functional.gelu(net.layers[0](x))))
     assert aux.item() == 0
     assert FeedForward(8).layers[0].out_features == 32
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(2, 3, 16, dtype=torch.long), r"x must be of floating-point numbers, got torch\.int64"),
+        (torch.ones(2, 3, 8), r"x must be \[B, length, 16\], got \(2, 3, 8\)"),
+        (torch.ones(3, 16), r"x must be \[B, length, 16\], got \(3, 16\)"),
+    ],
+)
+def test_what_is_no_row_of_tokens_is_refused_before_the_norm(x: Tensor, message: str, norm_first: bool) -> None:
+    with pytest.raises(ValueError, match=message):
+        EncoderBlock(16, 2, norm_first=norm_first)(x)
+    with pytest.raises(ValueError, match=message):
+        DecoderBlock(16, 2, norm_first=norm_first)(x, torch.ones(2, 3, 16))
+
+
+def test_another_norm_may_stand_in_a_block() -> None:
+    block = EncoderBlock(16, 2)
+    block.attention_norm = nn.RMSNorm(16)  # type: ignore[assignment]
+    assert block(torch.ones(2, 3, 16))[0].shape == (2, 3, 16)
