@@ -47,13 +47,12 @@ def _rows(phi: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor, mask
     rows = []
     for b in range(batch):
         for h in range(heads):
-            features = [phi(key) for key in k[b, h // share]]
+            features = torch.stack([phi(key) for key in k[b, h // share]]) if keys else k.new_empty(0, 0)
             for i in range(queries):
                 sees = seen[b, h, i].nonzero()[:, 0]
                 if len(sees) == 0:
                     rows.append(v.new_zeros(v.shape[-1]))
                     continue
-                query = phi(q[b, h, i])
-                weights = torch.stack([query.dot(features[j]) for j in sees])
+                weights = features[sees] @ phi(q[b, h, i])
                 rows.append(weights @ v[b, h // share, sees] / weights.sum())
     return torch.stack(rows).view(batch, heads, queries, v.shape[-1])

@@ -26,6 +26,7 @@ def lsh(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias:
     for b in range(batch):
         kept = [mask.key_keep is None or bool(mask.key_keep[b, j]) for j in range(length)]
         for h in range(heads):
+            units = torch.stack([_unit(key) for key in k[b, h]])
             rounds = [_places(k[b, h], turn[h], kept, mechanism.bucket_size) for turn in mechanism.rotations]
             for i in range(queries):
                 own = i + length - queries
@@ -39,8 +40,7 @@ def lsh(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Mask, bias:
                 outs, sums = [], []
                 for keys in filter(None, met):
                     times = v.new_tensor([sum(j in other for other in met) for j in keys])
-                    units = torch.stack([_unit(k[b, h, j]) for j in keys])
-                    scores = units @ q[b, h, i] + terms[keys] - times.log()
+                    scores = units[keys] @ q[b, h, i] + terms[keys] - times.log()
                     outs.append(scores.softmax(0) @ v[b, h, keys])
                     sums.append(scores.logsumexp(0))
                 if outs:
