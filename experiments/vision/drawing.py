@@ -104,18 +104,19 @@ def attention_figures(network: VisionTransformer, image: Tensor, title: str = ""
         axis.set_axis_off()
     height, width = pixels.shape[:2]
     place = {"extent": (0, width, height, 0)}
+    # Titles are given their y, or matplotlib measures the ticks of every panel to find one: half of the time.
     axes[0, 0].imshow(pixels, cmap="gray", vmin=0, vmax=1, **place)
-    axes[0, 0].set_title("picture", fontsize=8)
+    axes[0, 0].set_title("picture", fontsize=8, y=1.0)
     _frame(axes[0, 0])
     reached = on_grid(network, rollout(maps))
     axes[0, 1].imshow(reached.numpy(), cmap="magma", vmin=0, **place)
-    axes[0, 1].set_title(f"all blocks (rollout): {reached.max():.2f}", fontsize=7)
+    axes[0, 1].set_title(f"all blocks (rollout): {reached.max():.2f}", fontsize=7, y=1.0)
     for row, weights in enumerate(maps, start=1):
         for head, matrix in enumerate(weights):
             shown = on_grid(network, matrix)
             # Weights of a mechanism that is not normalised may be negative; those stay black.
             axes[row, head].imshow(shown.numpy(), cmap="magma", vmin=0, **place)
-            axes[row, head].set_title(f"block {row - 1}, head {head}: {shown.max():.2f}", fontsize=7)
+            axes[row, head].set_title(f"block {row - 1}, head {head}: {shown.max():.2f}", fontsize=7, y=1.0)
     return {"attention": figure}
 
 
