@@ -27,6 +27,10 @@ class ResidualConvolution(nn.Module):
 
     Args:
         dim: E.
+
+    Example:
+        >>> ResidualConvolution(8)(torch.rand(2, 8, 6, 4)).shape
+        torch.Size([2, 8, 6, 4])
     """
 
     def __init__(self, dim: int) -> None:
