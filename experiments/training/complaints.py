@@ -16,6 +16,7 @@ from experiments.training.messages import class_paths, given_value, innermost, o
 from experiments.training.module import Experiment
 from experiments.training.specs import describe
 from experiments.training.usage import UsageError, nearest
+from experiments.training.words import value_of
 
 
 def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageError:
@@ -26,8 +27,8 @@ def complain(message: str, parser: ArgumentParser, argv: list[str]) -> UsageErro
         parser: whose options are known.
         argv: the words that were parsed.
     """
-    if apart := _apart(argv):
-        return apart
+    if early := _apart(argv) or _base_model(argv):
+        return early
     message = relevant(message)
     option, inner = option_of(message), innermost(message)
     unknown = re.search(r"[Uu]nrecognized arguments: *(\S+)", message)
@@ -60,6 +61,13 @@ def _apart(argv: list[str]) -> UsageError | None:
             whole = f"{word.rstrip('=')}={after.lstrip('=') or following}"
             return UsageError(f"{word} {after}: there is no space around the sign; did you mean {whole}?")
     return None
+
+
+def _base_model(argv: list[str]) -> UsageError | None:
+    # What it complains about first is an option that such a class wants and no config gives.
+    word = value_of(argv, "--model")
+    cls = None if word is None else _subclasses(Experiment).get(word.rpartition(".")[2])
+    return _base(f"--model={word}", _experiments()) if _is_base(cls) else None
 
 
 def _unknown_word(word: str, options: list[str]) -> UsageError:
@@ -140,7 +148,7 @@ def _unknown_class(option: str, inner: str, message: str, argv: list[str]) -> Co
     if "attention" in option:
         known = list(CATALOGUE)
     elif option == "--model":
-        known = list(_subclasses(Experiment))
+        known = _experiments()
     where = _written(argv, word, option) or option
     if word in known:
         form = f"""{where}='{{"0": "{word}"}}'"""
@@ -176,9 +184,8 @@ def refuse_bases(model: Experiment) -> None:
         UsageError: with the classes that serve.
     """
     described = describe(model)
-    if _is_base(described["class_path"]):
-        names = [name for name, cls in _subclasses(Experiment).items() if not _is_base(f"{cls.__module__}.{name}")]
-        raise _base(f"--model={type(model).__name__}", names)
+    if _is_base(type(model)):
+        raise _base(f"--model={type(model).__name__}", _experiments())
     for option, value in described["init_args"].items():
         _refuse_bases_in(value, f"--model.{option}")
 
@@ -186,7 +193,7 @@ def refuse_bases(model: Experiment) -> None:
 def _refuse_bases_in(value: Any, option: str) -> None:
     if isinstance(value, dict):
         path = value.get("class_path")
-        if isinstance(path, str) and _is_base(path):
+        if isinstance(path, str) and _is_base(_import(path)):
             raise _base(f"{option}={path.rpartition('.')[2]}", list(CATALOGUE))
         for name, inner in value.items():
             _refuse_bases_in(inner, f"{option}.{name}")
@@ -198,12 +205,11 @@ def _base(given: str, names: list[str]) -> UsageError:
     )
 
 
-def _is_base(path: str) -> bool:
-    cls = _import(path)
+def _is_base(cls: Any) -> bool:
     if not isinstance(cls, type):
         return False
     if issubclass(cls, Experiment):
-        return any(getattr(cls, name) is getattr(Experiment, name) for name in ("build_network", "step"))
+        return any(getattr(getattr(cls, name), "__isabstractmethod__", False) for name in ("build_network", "step"))
     if not issubclass(cls, Mechanism) or cls in CATALOGUE.values():
         return False
     return cls.attend is Mechanism.attend or any(issubclass(known, cls) for known in CATALOGUE.values())
@@ -248,6 +254,10 @@ def _group(parser: ArgumentParser, group: str, message: str) -> list[str]:
         if dataclasses.is_dataclass(default):
             return [field.name for field in dataclasses.fields(default)]
     return _top(parser, group.split("."))
+
+
+def _experiments() -> list[str]:
+    return [name for name, cls in _subclasses(Experiment).items() if not _is_base(cls)]
 
 
 def _subclasses(base: type) -> dict[str, type]:

@@ -74,6 +74,11 @@ WRONG: list[tuple[list[str], int, list[str]]] = [
     (["fit", "TOY", "--model.attention=Mechanism"], 2, ["--model.attention=Mechanism", "There are: Softmax"]),
     (["fit", "TOY", "--model.attention=attnzoo.running_sums.FeatureAttention"], 2, ["FeatureAttention", "Performer"]),
     (["fit", "TOY", "--model=Experiment"], 2, ["--model=Experiment", "Toy"]),
+    (
+        ["fit", f"--config={usage.CONFIGS / 'translator.yaml'}", "--model=Translator"],
+        2,
+        ["--model=Translator: others are built on this class", "TransformerTranslator, "],
+    ),
     (["fit", "TOY", "--model.atention.window=5"], 2, ["no option --model.atention", "Did you mean attention?"]),
     (["fit", f"--config={usage.CONFIGS / 'vit.yaml'}", "--model.numheads=3"], 2, ["Did you mean num_heads?"]),
     (["fit", "TOY", "--ema=true"], 2, ["--ema=true", "--ema.decay=0.999"]),
