@@ -209,7 +209,7 @@ def _is_base(cls: Any) -> bool:
     if not isinstance(cls, type):
         return False
     if issubclass(cls, Experiment):
-        return any(getattr(getattr(cls, name), "__isabstractmethod__", False) for name in ("build_network", "step"))
+        return any(getattr(method, "__isabstractmethod__", False) for _, method in inspect.getmembers(cls, callable))
     if not issubclass(cls, Mechanism) or cls in CATALOGUE.values():
         return False
     return cls.attend is Mechanism.attend or any(issubclass(known, cls) for known in CATALOGUE.values())

@@ -85,22 +85,18 @@ class Experiment(pl.LightningModule):
     @abstractmethod
     def build_network(self, facts: dict[str, Any]) -> nn.Module:
         """The network for data with these facts. Called once."""
-        raise NotImplementedError
 
     @abstractmethod
     def build_metrics(self, facts: dict[str, Any]) -> dict[str, Metric]:
         """Metrics by their names without prefix, each taking `Step.outputs`; called for val and for test."""
-        raise NotImplementedError
 
     @abstractmethod
     def step(self, batch: Any, stage: Stage) -> Step:
         """Loss and outputs of one batch."""
-        raise NotImplementedError
 
     @abstractmethod
     def primary(self, values: dict[str, float]) -> float:
         """The figure that chooses the best checkpoint, larger is better, from the metrics and `loss`."""
-        raise NotImplementedError
 
     def update_metrics(self, metrics: MetricCollection, step: Step, batch: Any) -> None:
         """Count one evaluated batch in."""
