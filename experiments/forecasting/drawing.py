@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnzoo import Mechanism, record
 from experiments.forecasting.network import ForecastNetwork
-from experiments.training.pictures import first_maps
+from experiments.training.pictures import as_written, first_maps
 
 log = logging.getLogger("experiments")
 
@@ -23,6 +23,7 @@ MAX_PANELS = 8
 HISTORY, FORECAST, TRUTH = "#444444", "#c8501e", "#2a7fb8"
 
 
+@as_written
 def draw_panels(panels: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """One panel a series and target.
 

@@ -162,18 +162,20 @@ def _wrong_count(option: str, inner: str) -> Complaint | None:
 
 
 def _wrong_value(option: str, inner: str, message: str, argv: list[str]) -> Complaint | None:
-    value = re.search(r"Given value: (\S+?)\.?(?:\s|$)", message) or re.search(r"Got value: (.*)", inner)
+    value = re.search(r"Given value: (\[.*?\]|\S+?)\.?(?:\s|$)", message) or re.search(r"Got value: (.*)", inner)
     nested = re.search(r"val='(.*?)'\)", message)
     literals = ",".join(re.findall(r"Literal\[(.*?)\]", inner))
     choices = list(dict.fromkeys(choice.strip(" '\"") for choice in literals.split(",") if choice))
     named = re.findall(r"Expected an? <class '([\w.]+)'>", inner)
     types = [name for name in dict.fromkeys(named) if name != "NoneType"]
+    types += [f"{count} values" for count in re.findall(r"Expected a tuple with (\d+) elements", inner)]
     if value is None or not (choices or types):
         return None
     given = nested[1] if nested else value[1]
     where = _written(argv, given, option) or option
     types = [f"a list, such as [{given}]" if name == "list" else name for name in types]
-    wanted = f"expected {'one of ' if choices else ''}{', '.join([*choices, *types])}"
+    accepted = ", ".join([*choices, *filter(None, [" or ".join(types)])])
+    wanted = f"expected {'one of ' if choices else ''}{accepted}"
     return where, f"{where}={given}: {wanted}.{nearest(given, choices)}", []
 
 
@@ -220,13 +222,14 @@ def _options(parser: ArgumentParser) -> list[str]:
 
 
 def _written(argv: list[str], value: str, option: str) -> str | None:
-    """The option that has this value among the words, within the section that the complaint is about."""
+    """The option that has this value among the words: that of the complaint, or else one of its section."""
     section = option.partition(".")[0]
+    found = []
     for word, after in zip(argv, [*argv[1:], ""], strict=True):
         name, _, given = word.partition("=")
         if name.startswith(section or "--") and (given == value or (not given and after == value)):
-            return name
-    return None
+            found.append(name)
+    return option if option in found else next(iter(found), None)
 
 
 def _accepted(message: str) -> list[str]:

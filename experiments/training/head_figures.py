@@ -102,7 +102,7 @@ def picture(health: Health, title: str) -> Figure:
     rows = -(-len(panels) // columns)
     size = (1.6 + columns * (1.4 + 0.34 * count), 0.7 + rows * (1.3 + 0.3 * len(sites)))
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(title, fontsize=9, parse_math=False)
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.set_axis_off()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import torch
+from matplotlib import rc_context
 from torch import Tensor
 
 from attnzoo import Call
@@ -14,6 +15,10 @@ from experiments.training.module import Experiment
 
 LONGEST_MAP = 1024
 """Tokens; a map is read column by column, so that its time grows with the cube of their number."""
+
+
+as_written = rc_context({"text.parse_math": False})
+"""Decorates what draws: a dollar sign in the name of a class, a column or a file, or in a word, begins no formula."""
 
 
 def first_maps(sites: Mapping[str, list[Call]]) -> list[Tensor]:

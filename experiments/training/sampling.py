@@ -44,7 +44,8 @@ class ResumableBatches(Sampler[list[int]]):
 
     With several processes each gets its share of every step, and all get the same number of batches, so that
     none waits for another. No sample is left out or used twice: a remainder too small to give each process
-    one sample is taken into the last full step, whose batches are then larger by one at most.
+    two samples is taken into the last full step, whose batches are then larger by two at most. Batch norms cannot
+    train on a single sample; where that is the size that was asked for, the remainder may be one as well.
 
     Subclasses that form batches in another way override `plan`.
 
@@ -60,9 +61,9 @@ class ResumableBatches(Sampler[list[int]]):
         ValueError: no samples, a batch size below 1, or too few samples for every process to get one.
 
     Example:
-        >>> batches = ResumableBatches(5, 2, seed=0)
+        >>> batches = ResumableBatches(8, 3, seed=0)
         >>> [len(batch) for batch in batches]
-        [2, 2, 1]
+        [3, 3, 2]
     """
 
     def __init__(
@@ -129,7 +130,8 @@ class ResumableBatches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         full, rest = divmod(self.num_samples, self.batch_size * self.world_size)
-        return full + int(full == 0 or (rest >= self.world_size and not self.drop_last))
+        least = self.world_size * min(self.batch_size, 2)
+        return full + int(full == 0 or (rest >= least and not self.drop_last))
 
     def key(self, epoch: int, position: int) -> tuple[object, ...]:
         """What the random numbers of a batch are seeded with."""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from experiments.training.pictures import as_written
 from experiments.translation.alignment import Alignment
 
 CELL = 0.24
 """Inches of a token on either axis."""
 
 
+@as_written
 def alignment_figure(alignments: Sequence[Alignment], title: str = "") -> Figure:
     """One panel for each pair: source tokens along the top, target tokens down the side; dark is much.
 

@@ -36,9 +36,9 @@ class ImageData(lightning.LightningDataModule):
     Args:
         path: None takes the 1,797 handwritten digits of scikit-learn, a fifth of them as test. Otherwise a
             folder with `train/<class>/*` (and `val`, `test`), with `<class>/*`, or with parquet files named
-            train*, val*, test*; `hub:NAME`, a data set of a hub; or `torchvision:CIFAR10`, which is downloaded.
-            A folder that is not found from here is looked for in the one that ATTNZOO_DATA names, and in its
-            `vision`.
+            train*, val*, test*; `hub:NAME`, a data set of a hub, or `hub:NAME:CONFIGURATION` of one that has
+            several; or `torchvision:CIFAR10`, which is downloaded. A folder that is not found from here is looked
+            for in the one that ATTNZOO_DATA names, and in its `vision`.
         batch_size: pictures in a batch, of each process.
         image_size: height and width in pixels that pictures are brought to; one number for both. None keeps
             their own, which must then be the same for all.
@@ -156,6 +156,8 @@ class ImageData(lightning.LightningDataModule):
             log.info("Data: %s: %s pictures in %d classes.", source.title, sizes, len(source.classes))
             for note in source.notes:
                 log.warning(note)
+            if self.label_column is not None and not source.has_columns:
+                log.warning("--data.label_column has no effect: %s has no columns to choose from.", source.title)
             self._source = source
         return self._source
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from attnzoo import Mechanism, record
-from experiments.training.pictures import first_maps
+from experiments.training.pictures import as_written, first_maps
 from experiments.vision.network import VisionTransformer
 from experiments.vision.pictures import scale_pixels
 
@@ -69,6 +69,7 @@ def picture_figure(image: Tensor) -> Figure:
     return figure
 
 
+@as_written
 def attention_figures(network: VisionTransformer, image: Tensor, title: str = "") -> dict[str, Figure]:
     """One figure: the picture, the rollout beside it, and below them every head of every block.
 

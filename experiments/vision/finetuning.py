@@ -11,13 +11,16 @@ from experiments.training import saved
 
 log = logging.getLogger("experiments")
 
+PLACES = {"position.table", "model.pos_embed"}
+"""Learned places, prefix tokens first and then row by row: ours, and those of Vision Transformers of timm."""
+
 
 def start_from(
     network: nn.Module, head: str | tuple[str, ...], classes: list[str], path: str, replace_head: bool
 ) -> None:
     """Copies the weights of a checkpoint into a network; all but the head where the classes are others.
 
-    A learned grid of places is resized where pictures or patches are of another size.
+    Learned places are resized on their grid where pictures or patches are of another size.
     A checkpoint of ``MaskedPatches`` gives its encoder; it has no head, so that is new without being asked for.
 
     Args:
@@ -44,7 +47,7 @@ def start_from(
     own = network.state_dict()
     if masked:
         weights |= {name: value for name, value in own.items() if name.startswith(("head.", "sequence_pool."))}
-        log.info("The head is new, for %d classes; all else is from %s.", len(classes), path)
+        said = f"The head is new, for {len(classes)} classes; all else is from {path}."
     elif before != classes:
         if not replace_head:
             what = f"{len(before)} classes" if len(before) != len(classes) else f"other classes ({_some(before)})"
@@ -53,25 +56,31 @@ def start_from(
                 f"Start with a new head by --model.replace_head=true"
             )
         weights |= {name: value for name, value in own.items() if name.startswith(head)}
-        log.info("The head is new, for %d classes instead of %d; all else is from %s.", len(classes), len(before), path)
-    position = getattr(network, "position", None)
-    if isinstance(position, Learned2D) and "position.table" in weights:
-        patch = entry["init_args"]["patch_size"]
-        rows, columns = (side // patch for side in entry["facts"]["image_size"])
-        if (rows, columns) != position.grid:
-            weights["position.table"] = _resized(weights["position.table"], (rows, columns), position)
-            log.info("The learned grid of places is resized: %dx%d to %dx%d.", rows, columns, *position.grid)
+        instead = f" instead of {len(before)}" if len(before) != len(classes) else ", which are others"
+        said = f"The head is new, for {len(classes)} classes{instead}; all else is from {path}."
+    else:
+        said = f"All weights are from {path}."
+    for name in PLACES & own.keys() & weights.keys() if network.grid else ():
+        patch = [side // cells for side, cells in zip(network.size, network.grid, strict=True)]
+        patch = [entry["init_args"].get("patch_size", side) for side in patch]
+        grid = [side // length for side, length in zip(entry["facts"]["image_size"], patch, strict=True)]
+        if grid != list(network.grid):
+            weights[name] = _resized(weights[name], grid, network.grid)
+            said += " Learned places are resized: {}x{} to {}x{}.".format(*grid, *network.grid)
     saved.check_shapes(own, weights)
     network.load_state_dict(weights)
+    log.info(said)
 
 
-def _resized(table: Tensor, grid: tuple[int, int], wanted: Learned2D) -> Tensor:
-    """The table of one grid for another; left as it is where it is of no such grid, to be refused with its shape."""
-    old = Learned2D(table.shape[1], grid, wanted.prefix_tokens)
-    if old.table.shape != table.shape:
-        return table
-    old.load_state_dict({"table": table})
-    return old.resized(wanted.grid).table.detach()
+def _resized(table: Tensor, grid: list[int], wanted: tuple[int, int]) -> Tensor:
+    """A table [places, E] or [1, places, E] of one grid for another; left as it is where it is of no such grid."""
+    rows = table.flatten(0, -2)
+    prefix = len(rows) - grid[0] * grid[1]
+    if prefix < 0 or table.dim() > 3:
+        return table  # to be refused with its shape
+    old = Learned2D(rows.shape[1], (grid[0], grid[1]), prefix)
+    old.load_state_dict({"table": rows})
+    return old.resized(wanted).table.detach().view(*table.shape[:-2], -1, table.shape[-1])
 
 
 def _some(classes: list[str]) -> str:

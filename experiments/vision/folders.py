@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from experiments.vision.pictures import is_picture, read_picture
-from experiments.vision.sources import Pictures, Source, fingerprint
+from experiments.vision.sources import Pictures, Source, file_state, fingerprint
 
 PARTS = ("train", "val", "test")
 _LIKE_PARTS = {*PARTS, "training", "valid", "validation", "dev", "testing"}
@@ -33,8 +33,7 @@ class FileShelf:
 
     @cached_property
     def _fingerprint(self) -> str:
-        states = ((path, path.stat()) for path in self.paths)
-        return fingerprint((str(path), state.st_size, state.st_mtime_ns) for path, state in states)
+        return fingerprint(file_state(path) for path in self.paths)
 
     def fingerprint(self) -> str:
         """Of names, sizes and times of the files: to read them would take as long as to decode them."""
@@ -121,6 +120,7 @@ def _class_files(folder: Path, notes: list[str]) -> dict[str, list[Path]]:
             else:
                 passed_over[path.suffix or path.name] += 1
         if pictures:
+            _require_text(folder, name)
             found[name] = pictures
         else:
             notes.append(f"{folder / name} holds no picture: it is no class.")
@@ -131,6 +131,15 @@ def _class_files(folder: Path, notes: list[str]) -> dict[str, list[Path]]:
     if loose:
         notes.append(f"Passed over in {folder}, as they lie in no class folder: {loose} pictures.")
     return found
+
+
+def _require_text(folder: Path, name: str) -> None:
+    # A class is written to checkpoints, tables and pictures, none of which takes bytes that are no text.
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(name).decode(errors="backslashreplace")
+        raise ValueError(f"{folder} holds the class folder {shown}, whose name is no UTF-8. Rename it.") from None
 
 
 def _visible_folders(folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -60,12 +61,17 @@ def decode_picture(data: bytes, name: str) -> Image.Image:
     if not data:
         raise ValueError(f"{name} is empty (0 bytes); a picture file was expected.")
     try:
-        image = Image.open(io.BytesIO(data), formats=_formats())
-        image.load()
+        with warnings.catch_warnings():  # Pillow warns of half of what it refuses, without a name
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=_formats())
+            image.load()
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise ValueError(f"{name} is too large: more than {most:,} pixels.") from error
     except UnidentifiedImageError as error:
         raise ValueError(f"{name} is no picture in a known format.") from error
     except Exception as error:  # a decoder may raise anything when its file is damaged
-        raise ValueError(f"{name} is a damaged picture: {error}.") from error
+        raise ValueError(f"{name} is a damaged picture: {str(error).rstrip('.')}.") from error
     try:
         return _on_white(_upright(image))
     except ValueError as error:

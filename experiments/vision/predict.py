@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -51,7 +52,8 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     if note:
         console.print(note)
     probabilities = model.predict(pixels)
-    console.print(f"{image}, by {path}")
+    shown = os.fsencode(image).decode(errors="replace")  # a name of a file need not be UTF-8, what is printed must
+    console.print(f"{shown}, by {path}")
     table = Table("class", "probability", box=None)
     best = probabilities.topk(min(top, len(probabilities)))
     for share, number in zip(best.values.tolist(), best.indices.tolist(), strict=True):
@@ -60,7 +62,7 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     if not isinstance(model.network, VisionTransformer):
         console.print("attention: no picture, which only a network of this project gives")
         return 0
-    title = f"{Path(image).name}: {model.answer(pixels)}"
+    title = f"{Path(shown).name}: {model.answer(pixels)}"
     figures = attention_figures(model.network, scale_pixels(pixels)[None], title)
     for figure in figures.values():
         target.parent.mkdir(parents=True, exist_ok=True)

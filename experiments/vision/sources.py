@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -64,7 +65,7 @@ class Source:
 
     `parts` has "train", perhaps "val" and "test". `channels` and `image_size` (height, width) are what the
     pictures have where that is known without reading them. A `heap` has no parts of its own: its test is to
-    be drawn from it.
+    be drawn from it. `has_columns` says that one of several columns can give the classes.
     """
 
     title: str
@@ -74,6 +75,7 @@ class Source:
     channels: int = 3
     image_size: tuple[int, int] | None = None
     heap: bool = False
+    has_columns: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,13 @@ def fingerprint(causes: Iterable[object]) -> str:
     for cause in causes:
         digest.update(cause if isinstance(cause, bytes) else repr(cause).encode())
     return digest.hexdigest()
+
+
+def file_state(path: str | Path) -> bytes:
+    """Changes when a file does; a link to nothing has a state too, so that it comes as far as being named."""
+    file = Path(path)
+    state = file.stat() if file.is_file() else None
+    return repr((str(path), state and (state.st_size, state.st_mtime_ns))).encode()
 
 
 def digits() -> Source:

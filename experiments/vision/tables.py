@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from experiments.vision.pictures import decode_picture, read_picture
-from experiments.vision.sources import Pictures, Source, fingerprint
+from experiments.vision.sources import Pictures, Source, file_state, fingerprint
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 HUB = "hub:"
 _PART_NAMES = {"train": "train", "test": "test"} | dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 _LABEL_NAMES = ("label", "labels")
+_FILES = {"string", "large_string", "binary", "large_binary"}
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,12 @@ class RowShelf:
     def _fingerprint(self) -> str:
         tables = self.rows.with_format("arrow").iter(batch_size=1000)
         cells = (cell for table in tables for cell in table[self.column].to_pylist())
-        contents = (b"" if cell is None else cell["bytes"] or _state(cell["path"]) for cell in cells)
+        contents = (b"" if cell is None else cell["bytes"] or file_state(cell["path"]) for cell in cells)
         return fingerprint(itertools.chain([self.title], contents))
 
     def fingerprint(self) -> str:
         """Of the encoded pictures themselves."""
         return self._fingerprint
-
-
-def _state(path: str) -> bytes:
-    file = Path(path)
-    state = file.stat() if file.is_file() else None
-    return repr((path, state and (state.st_size, state.st_mtime_ns))).encode()
 
 
 def has_parquet(root: Path) -> bool:
@@ -97,17 +93,28 @@ def find_parquet(root: Path, label_column: str | None) -> Source:
 
 
 def find_hub(name: str, label_column: str | None) -> Source:
-    """Find pictures in a data set of a hub, `owner/name`; it is downloaded once and kept in the hub's cache.
+    """Find pictures in a data set of a hub, which is downloaded once and kept in the hub's cache.
+
+    Args:
+        name: `owner/name`, or `owner/name:configuration` where it has several.
+        label_column: name of the column of labels; None looks for it.
 
     Raises:
         ValueError: it cannot be had, or its parts or columns do not fit.
     """
     import datasets
 
+    where, _, configuration = name.partition(":")
+    if not where:
+        raise ValueError(f"--data.path={HUB}{name} names no data set; expected {HUB}OWNER/NAME.")
     try:
-        tables = datasets.load_dataset(name)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        tables = datasets.load_dataset(where, configuration or None)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        if several := re.search(r"available configs: \[(.*?)\]", str(error), re.DOTALL):
+            raise ValueError(
+                f"--data.path={HUB}{name} has the configurations {several[1]}; name one, as {HUB}{where}:CONFIGURATION."
+            ) from error
+        reason = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"--data.path={HUB}{name}: {reason}. Check it, or give a local folder.") from error
     return _source(f"{HUB}{name}", tables, label_column)
 
@@ -131,7 +138,7 @@ def _source(title: str, tables: dict[str, Dataset], label_column: str | None) ->
             continue
         shelf = RowShelf(_encoded(rows, picture), picture, f"{title}, {part} part")
         parts[part] = Pictures(shelf, range(len(rows)), _numbers(shelf.title, labels, classes))
-    return Source(title, list(classes.values()), parts, notes, heap=list(parts) == ["train"])
+    return Source(title, list(classes.values()), parts, notes, heap=list(parts) == ["train"], has_columns=True)
 
 
 def _picture_column(title: str, rows: Dataset) -> str:
@@ -141,6 +148,11 @@ def _picture_column(title: str, rows: Dataset) -> str:
     found = found or [name for name in ("image", "img") if name in rows.features]
     if len(found) != 1:
         raise ValueError(f"{title} has the columns {', '.join(rows.features)}; expected one of pictures.")
+    kind = rows.features[found[0]]
+    files = kind.keys() <= {"bytes", "path"} if isinstance(kind, dict) else getattr(kind, "dtype", None) in _FILES
+    if not (files or isinstance(kind, Picture)):
+        # Lists of numbers would be taken for pictures of 16 bits.
+        raise ValueError(f"{title}: column {found[0]!r} holds {kind}; expected encoded pictures, or paths of files.")
     return found[0]
 
 
@@ -167,9 +179,11 @@ def _classes(title: str, rows: Dataset, label: str) -> dict[Any, str]:
     feature = rows.features[label]
     if isinstance(feature, ClassLabel):
         return dict(enumerate(feature.names))
-    values = set(rows[label][:])
-    if not all(isinstance(value, int | str) for value in values):
-        raise ValueError(f"{title}: column {label!r} holds {feature.dtype}; expected whole numbers or names.")
+    cells = rows[label][:]
+    if not all(isinstance(value, int | str) for value in cells):
+        kind = getattr(feature, "dtype", feature)
+        raise ValueError(f"{title}: column {label!r} holds {kind}; expected one whole number or name a picture.")
+    values = set(cells)
     return {value: str(value) for value in sorted(values)}
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import statistics
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -34,8 +38,11 @@ class TimmNetwork(nn.Module):
         super().__init__()
         self.model = model
         self.size = size
-        patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-        if isinstance(patch, tuple) and (size[0] % patch[0] or size[1] % patch[1]):
+        self.grid: tuple[int, int] | None = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+        stem = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+        cuts = stem is not None and stem.kernel_size == stem.stride
+        patch = stem.kernel_size if cuts else (1, 1)
+        if size[0] % patch[0] or size[1] % patch[1]:
             raise ValueError(
                 f"Pictures of {size[0]}x{size[1]} cannot be cut into this network's patches of {patch[0]}x{patch[1]}; "
                 "choose --data.image_size so that they divide it"
@@ -85,6 +92,13 @@ class TimmClassifier(PictureClassifier):
         if not timm.is_model(name):
             near = timm.list_models(f"*{name}*")[:3] or timm.list_models(f"{name[:4]}*")[:3]
             raise ValueError(f"--model.name={name} is no network of timm. Near: {', '.join(near) or 'none'}.")
+        try:
+            timm.get_pretrained_cfg(name)
+        except RuntimeError as error:
+            known = ", ".join(timm.list_pretrained(f"{name.partition('.')[0]}.*"))
+            raise ValueError(
+                f"--model.name={name}: there are no such weights. There are: {known or 'none'}."
+            ) from error
         if keep_head and weights == "random":
             raise ValueError("--model.keep_head=true keeps a trained head; --model.weights=random brings none.")
         self.name, self.weights, self.keep_head, self.drop_path = name, weights, keep_head, drop_path
@@ -107,17 +121,18 @@ class TimmClassifier(PictureClassifier):
         if self.init_from is not None:
             super().start()
             return
-        try:
-            model = self._create(self.facts, pretrained=True)
-        except (OSError, RuntimeError) as error:  # no network, or a name without weights
-            reason = str(error).splitlines()[0]
-            if self.weights == "pretrained":
-                raise ValueError(
-                    f"The weights of {self.name} could not be had: {reason}\n"
-                    "Start with random ones by --model.weights=random, or take another --model.name."
-                ) from error
-            log.warning("%s starts with RANDOM weights; trained ones could not be had: %s", self.name, reason)
-            return
+        with _asked_once() as silent:
+            try:
+                model = self._create(self.facts, pretrained=True)
+            except (OSError, RuntimeError) as error:  # no network, or a name without weights
+                reason = silent or str(error).splitlines()[0]
+                if self.weights == "pretrained":
+                    raise ValueError(
+                        f"The weights of {self.name} could not be had: {reason}\n"
+                        "Start with random ones by --model.weights=random, or take another --model.name."
+                    ) from error
+                log.warning("%s starts with RANDOM weights; trained ones could not be had: %s", self.name, reason)
+                return
         self.network.model.load_state_dict(model.state_dict())
         log.info("%s starts with the weights of timm; its head is %s.", self.name, "kept" if self.keep_head else "new")
 
@@ -138,4 +153,30 @@ class TimmClassifier(PictureClassifier):
                 self.name, pretrained=pretrained, num_classes=classes, in_chans=facts["channels"], **options
             )
         except (TypeError, AssertionError) as error:
+            if "drop_path_rate" in str(error):
+                raise ValueError(f"{self.name} has no drop path; leave it out by --model.drop_path=0") from error
             raise ValueError(f"{self.name} cannot be made for this data: {error}") from error
+
+
+@contextmanager
+def _asked_once() -> Iterator[str]:
+    """Gives why the hub is silent, if it is; its client then looks in its cache, and does not ask ten times."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    silent = _silent(constants.ENDPOINT)
+    constants.HF_HUB_OFFLINE = before or bool(silent)
+    try:
+        yield silent
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _silent(address: str) -> str:
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=5).close()
+    except urllib.error.HTTPError:  # an answer, if no welcome
+        return ""
+    except OSError as error:
+        return f"{address} does not answer ({getattr(error, 'reason', error)}), and its cache does not hold them"
+    return ""

@@ -57,8 +57,17 @@ def test_r02_each_sample_once_and_equally_many_batches(count: int, size: int, wo
     shares = [ResumableBatches(count, size, seed=3, rank=rank, world_size=world) for rank in range(world)]
     plans = [share.plan(1) for share in shares]
     assert {len(plan) for plan in plans} == {len(shares[0])}
-    assert all(0 < len(batch) <= size + 1 for plan in plans for batch in plan)
+    assert all(0 < len(batch) <= size + 2 for plan in plans for batch in plan)
     assert sorted(i for plan in plans for batch in plan for i in batch) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "world", "right"), [(9, 4, 1, [4, 5]), (10, 4, 1, [4, 4, 2]), (11, 4, 2, [6]), (3, 1, 1, [1] * 3)]
+)
+def test_v12_the_last_batch_is_large_enough_for_a_batch_norm(
+    count: int, size: int, world: int, right: list[int]
+) -> None:
+    assert [len(batch) for batch in ResumableBatches(count, size, seed=0, world_size=world)] == right
 
 
 def test_drop_last_gives_full_batches_alone() -> None:

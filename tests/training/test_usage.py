@@ -73,6 +73,16 @@ WRONG: list[tuple[list[str], int, list[str]]] = [
     ),
     (["fit", "TOY", "--model.attention=Mechanism"], 2, ["--model.attention=Mechanism", "There are: Softmax"]),
     (["fit", "TOY", "--model.attention=attnzoo.running_sums.FeatureAttention"], 2, ["FeatureAttention", "Performer"]),
+    (
+        ["fit", f"--config={usage.CONFIGS / 'vit-folder.yaml'}", "--data.batch_size=4", "--data.channels=4"],
+        2,
+        ["--data.channels=4: expected one of 1, 3."],
+    ),
+    (
+        ["fit", f"--config={usage.CONFIGS / 'vit-folder.yaml'}", "--data.image_size=[16,16,3]"],
+        2,
+        ["--data.image_size=[16, 16, 3]: expected int or 2 values."],
+    ),
     (["fit", "TOY", "--model=Experiment"], 2, ["--model=Experiment", "Toy"]),
     (
         ["fit", f"--config={usage.CONFIGS / 'translator.yaml'}", "--model=Translator"],

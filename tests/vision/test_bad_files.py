@@ -47,6 +47,19 @@ def test_v07_skip_leaves_the_same_out_each_time(with_bad_files: Path, report: py
     assert seen == seen[:1] * 4
 
 
+@pytest.mark.parametrize("cache", [None, "kept"])
+def test_v07_a_link_to_nothing_is_a_bad_file(
+    make_tree: Tree, cache: str | None, tmp_path: Path, report: pytest.LogCaptureFixture
+) -> None:
+    root = make_tree({"train/cat": 3, "train/dog": 3, "val/cat": 1, "val/dog": 1})
+    (root / "train/cat/zz.png").symlink_to("/nowhere/x.png")
+    options = {"path": root, "cache": cache and str(tmp_path / cache)}
+    with pytest.raises(ValueError, match=r"zz\.png cannot be read: No such file.*--data\.bad_files=skip"):
+        ready(**options)
+    ready(**options, bad_files="skip")
+    assert "1 of 9 skipped" in report.text
+
+
 def test_v07_a_bad_test_file_stops_before_training(make_tree: Tree) -> None:
     root = make_tree({f"{part}/{name}": 2 for part in ("train", "val", "test") for name in ("cat", "dog")})
     (root / "test/dog/00.png").write_bytes(b"")

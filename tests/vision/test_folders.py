@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_v09_a_part_of_another_name_is_no_class(make_tree: Callable[..., Path], 
     root = make_tree({f"{name}/{kind}": 2 for name in names for kind in ("a", "b")})
     with pytest.raises(ValueError, match="parts of the data, not classes"):
         find_folder(root)
+
+
+def test_a_class_is_named_in_utf8(make_tree: Callable[..., Path]) -> None:
+    root = make_tree({"cat": 2, "dog": 2})
+    (root / "dog").rename(os.fsdecode(os.fsencode(root) + b"/b\xe9b\xe9"))
+    with pytest.raises(ValueError, match=r"class folder b\\xe9b\\xe9, whose name is no UTF-8"):
+        ready(path=root)
+
+
+def test_a_column_of_labels_that_does_not_exist_is_said(make_tree: Tree, report: pytest.LogCaptureFixture) -> None:
+    ready(path=make_tree({"cat": 4, "dog": 4}), label_column="kind")
+    assert "--data.label_column has no effect" in report.text
 
 
 def test_v08_a_link_to_a_folder_above_brings_no_picture_twice(make_tree: Callable[..., Path]) -> None:

@@ -114,24 +114,63 @@ def test_a_name_on_a_hub(monkeypatch: pytest.MonkeyPatch, parquet: Callable[...,
     tables = datasets.load_dataset("parquet", data_files={"train": str(next(root.glob("train*")))})
     asked = []
 
-    def from_hub(name: str) -> Any:
-        asked.append(name)
+    def from_hub(name: str, configuration: str | None) -> Any:
+        asked.append((name, configuration))
         return {"train": tables["train"], "unlabelled": tables["train"]}
 
     monkeypatch.setattr(datasets, "load_dataset", from_hub)
     data = ready(path="hub:someone/pictures")
-    assert asked == ["someone/pictures"]
+    assert asked == [("someone/pictures", None)]
     assert data.facts["classes"] == ["plain", "odd"]
     assert len(labels(data.test_dataloader())) == 3  # a fifth of 12, there being one part only
+    ready(path="hub:someone/pictures:small")
+    assert asked[1] == ("someone/pictures", "small")
 
 
-def test_a_hub_that_cannot_be_reached_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(name: str) -> Any:
-        raise ConnectionError(f"Couldn't reach '{name}' on the Hub")
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionError("Couldn't reach it on the Hub."), r"hub:a/b: Couldn't reach it on the Hub\. Check it"),
+        (RuntimeError("Dataset scripts are no longer supported"), "scripts are no longer supported"),
+        (datasets.exceptions.DatasetGenerationError("An error occurred"), "An error occurred"),
+        (
+            ValueError(
+                "Config name is missing.\nPlease pick one among the available configs: ['x', 'y']\nExample: ..."
+            ),
+            r"has the configurations 'x', 'y'; name one, as hub:a/b:CONFIGURATION",
+        ),
+    ],
+)
+def test_a_hub_that_gives_nothing_is_said_in_a_line(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(name: str, configuration: str | None) -> Any:
+        raise error
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=r"--data\.path=hub:nobody/nothing: Couldn't reach"):
-        ready(path="hub:nobody/nothing")
+    monkeypatch.setattr(datasets, "load_dataset", nothing)
+    with pytest.raises(ValueError, match=message) as caught:
+        ready(path="hub:a/b")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_hub_without_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="hub: names no data set; expected hub:OWNER/NAME"):
+        ready(path="hub:")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"image": [[[0, 255], [255, 0]]] * 4, "label": [0, 1, 0, 1]}, "column 'image' holds List.*encoded pictures"),
+        ({"image": [[0, 255]] * 4, "label": [0, 1, 0, 1]}, "column 'image' holds List.*encoded pictures"),
+        ({"image": [b"x"] * 4, "label": [[0], [1], [0, 1], [1]]}, "column 'label' holds List.*one whole number"),
+        ({"image": [b"x"] * 4, "label": [0.5, 1.0, 0.5, 1.0]}, "column 'label' holds float64.*one whole number"),
+    ],
+)
+def test_columns_of_another_kind_are_refused(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
+    datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=message):
+        find_parquet(tmp_path, None)
 
 
 def test_cifar10_is_read_as_it_is(cifar10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import timm
 import torch
 
 from experiments.__main__ import main
+from experiments.training import saved
 from experiments.vision import TimmClassifier
 
 
@@ -20,6 +26,14 @@ def classifier(classes: int = 3, channels: int = 3, size: int = 32, **options: A
     model.facts = {"classes": names, "channels": channels, "image_size": [size, size]}
     model.configure_model()
     return model
+
+
+def few_steps(root: Path) -> list[str]:
+    return [
+        "--config=vit-finetune", f"--run.root={root}", "--run.wandb=false", "--run.samples=0",
+        "--trainer.accelerator=cpu", "--model.name=test_vit", "--model.weights=random", "--data.image_size=32",
+        "--data.num_workers=0", "--data.batch_size=4", "--trainer.max_steps=2", "--model.optim.warmup_steps=1",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["test_vit", "resnet10t"])
@@ -98,6 +112,7 @@ def test_without_a_network_the_start_is_random_and_said_or_refused(
         return create(name, **options)
 
     monkeypatch.setattr(timm, "create_model", unreachable)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *asked, **options: io.BytesIO())
     model = classifier()
     before = {name: value.clone() for name, value in model.network.state_dict().items()}
     model.start()
@@ -119,6 +134,52 @@ def test_v01_patches_that_do_not_divide_the_picture_are_refused() -> None:
         classifier(size=50)
 
 
+def test_v01_a_stem_that_cuts_is_a_patch_whatever_the_network_calls_it() -> None:
+    with pytest.raises(ValueError, match=r"Pictures of 50x50 .* patches of 4x4.*--data\.image_size"):
+        classifier(name="test_convnext", size=50)
+
+
+def test_an_option_or_weights_that_the_network_has_not_are_named() -> None:
+    with pytest.raises(ValueError, match=r"vgg11 has no drop path; leave it out by --model\.drop_path=0"):
+        classifier(name="vgg11", drop_path=0.1)
+    with pytest.raises(ValueError, match=r"test_vit\.none: there are no such weights\. There are: test_vit\.r160"):
+        TimmClassifier("test_vit.none")
+
+
+def test_a_hub_that_is_silent_is_asked_once(monkeypatch: pytest.MonkeyPatch, report: pytest.LogCaptureFixture) -> None:
+    def silent(*asked: Any, **options: Any) -> None:
+        raise urllib.error.URLError("no network here")
+
+    monkeypatch.setattr(urllib.request, "urlopen", silent)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "/nowhere")
+    classifier().start()
+    assert re.search(r"RANDOM weights.*does not answer \(no network here\), and its cache", report.text)
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_p07_places_of_timm_are_resized_for_larger_pictures(
+    make_tree: Callable[..., Path], tmp_path: Path, report: pytest.LogCaptureFixture
+) -> None:
+    root = make_tree({"train/a": 6, "train/b": 6, "val/a": 2, "val/b": 2})
+    assert main(["fit", *few_steps(tmp_path), f"--data.path={root}", "--data.image_size=[32,48]"]) == 0
+    (checkpoint,) = tmp_path.glob("vit-finetune/*/checkpoints/last.ckpt")
+    content = torch.load(checkpoint, weights_only=True)
+    table = content["state_dict"]["network.model.pos_embed"]
+    assert table.shape[:2] == (1, 1 + 2 * 3)
+    table[0, 1:, 0], table[0, 1:, 1] = 3.0, torch.arange(3.0).repeat(2)
+    torch.save(content, checkpoint)
+    model = TimmClassifier("test_vit", weights="random", init_from=str(checkpoint))
+    model.facts = saved.origin(content)["facts"] | {"image_size": [64, 96]}
+    model.configure_model()
+    model.start()
+    found = model.network.model.pos_embed[0]
+    assert torch.equal(found[0], table[0, 0])
+    torch.testing.assert_close(found[1:, 0], torch.full((24,), 3.0))
+    columns = found[1:, 1].view(4, 6)
+    assert (columns[0].diff() > 0).all() and torch.allclose(columns, columns[:1], atol=1e-5)
+    assert "resized: 2x3 to 4x6" in report.text
+
+
 def test_v02_pictures_of_another_size_are_refused() -> None:
     for name in ("test_vit", "resnet10t"):
         with pytest.raises(ValueError, match=r"3x64x64.*these are 3x62x62.*--data\.image_size=\[64,64\]"):
@@ -129,15 +190,7 @@ def test_v10_a_checkpoint_with_other_classes_is_refused_or_gets_a_new_head(
     make_tree: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From the command line, through training and classification."""
-    few = [
-        "--config=vit-finetune",
-        f"--run.root={tmp_path}",
-        "--run.wandb=false",
-        "--run.samples=0",
-        "--trainer.accelerator=cpu",
-    ]
-    few += ["--model.name=test_vit", "--model.weights=random", "--data.image_size=32", "--data.num_workers=0"]
-    few += ["--data.batch_size=4", "--trainer.max_steps=2", "--model.optim.warmup_steps=1"]
+    few = few_steps(tmp_path)
     root = make_tree({"train/a": 6, "train/b": 6, "val/a": 2, "val/b": 2})
     assert main(["fit", *few, f"--data.path={root}"]) == 0
     (checkpoint,) = tmp_path.glob("vit-finetune/*/checkpoints/last.ckpt")
