@@ -1,8 +1,8 @@
 """Which attention for which task? Five tasks, every mechanism that fits, three seeds, and equal time: a resumable job.
 
 First equal steps: the sweep of each preset, a whole seed of all tasks before the next one. Then equal time: the five
-that had the quickest steps, for as many steps as take the time that plain Softmax took. docs/studies/which-attention.md
-says what is asked and how it is judged.
+with the quickest steps, measured in turn in one process, for as many steps as take the time of those of plain Softmax.
+docs/studies/which-attention.md says what is asked and how it is judged.
 """
 
 from __future__ import annotations
@@ -10,24 +10,32 @@ from __future__ import annotations
 import json
 import math
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.progress import track
 from rich.table import Table
 
 from benchmarks import runs
+from benchmarks.examples import data_of
+from benchmarks.machine import machine
 from benchmarks.plots import quality
+from benchmarks.timing import Call, rounds
 from experiments.comparing import files, reading
 from experiments.comparing.grouping import BASELINE
 from experiments.comparing.judging import difference, half_width
+from experiments.training import saved
+from experiments.training.module import Experiment
 from experiments.training.tables import show_table
 
 TASKS = ("vit", "translator", "translator-bahdanau", "forecaster", "listops")
 SEEDS = 3
 FASTEST = 5
+ROUNDS = 9
 
 
 def measure(folder: Path, arguments: list[str]) -> int:
@@ -62,31 +70,63 @@ def sweep(task: str, seeds: int, root: Path, minutes: float) -> bool:
 def equal_time(task: str, seed: int, folder: Path, left: Callable[[], float]) -> bool:
     """Trains the fastest mechanisms of a task for the time of the baseline; whether all are done.
 
-    How fast a step is, is read from the runs of seed 0 alone, so that all seeds have the same number of steps.
+    How fast a step is, is measured once, so that all seeds have the same number of steps.
     """
     done = {run.results["mechanism"]: run for run in finished(folder / "steps" / task) if run.results["seed"] == 0}
     if BASELINE not in done:
         raise ValueError(f"{task}: {BASELINE} has no finished run to take the time of; see {folder / 'steps'}")
-    for name, steps in budgets({name: run.results for name, run in done.items()}).items():
+    times = step_times(done, folder / "timed" / f"{task}.json")
+    for name, steps in budgets(done[BASELINE].results["steps"], times).items():
         words = trial_words(folder / "steps" / "sweeps" / files.find(task, "attention").stem, name, seed)
-        root = folder / "seconds" / f"{task}-{name}-{seed}"
+        root = folder / "equal-time" / f"{task}-{name}-{seed}"
         longer = [f"--trainer.max_steps={steps}", "--trainer.max_epochs=-1", "--run.wandb=false", "--run.samples=0"]
         if left() == 0 or runs.train(task, root, [*words, *longer], minutes=left()) is None:
             return False
     return True
 
 
-def budgets(done: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Steps of the fastest mechanisms in the time that the steps of the baseline took: name -> steps.
+def step_times(done: dict[str, reading.Run], file: Path) -> dict[str, float]:
+    """Median milliseconds of a training step of finished runs of one task, in turn on the same batch; kept in a file.
+
+    What runs measured of themselves, at other hours beside other work, differs by more than the mechanisms do.
+    """
+    if not file.is_file():
+        calls = {name: training_call(run.path / "checkpoints" / "best.ckpt") for name, run in done.items()}
+        clocked = list(track(rounds(calls, ROUNDS), f"{file.stem}, steps in turn", total=ROUNDS))
+        times = {name: 1000 * statistics.median(row[name] for row in clocked) for name in calls}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"ms": times, "machine": machine()}, indent=1) + "\n", encoding="utf-8")
+    kept: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))["ms"]
+    return kept
+
+
+def training_call(checkpoint: Path) -> Call:
+    """One optimiser step of the model in a checkpoint, on the first batch of its data."""
+    model = saved.rebuild_model(Experiment, saved.read(checkpoint)).train()
+    assert model.network is not None
+    data = data_of(checkpoint)
+    data.setup("fit")
+    batch = model.receive(next(iter(data.train_dataloader())), data)
+    optimizer = model.optim.optimizer(model.network)
+
+    def once() -> None:
+        optimizer.zero_grad()
+        step = model.step(batch, "train")
+        (step.loss_sum / step.count + step.aux).backward()
+        optimizer.step()
+
+    return once
+
+
+def budgets(steps: int, times: dict[str, float]) -> dict[str, int]:
+    """Steps of the fastest mechanisms in the time that those of the baseline take: name -> steps.
 
     Example:
-        >>> rows = {"Softmax": {"steps": 100, "step_ms": 3.0}, "Local": {"steps": 100, "step_ms": 2.0}}
-        >>> budgets(rows)
+        >>> budgets(100, {"Softmax": 3.0, "Local": 2.0})
         {'Local': 150}
     """
-    seconds = done[BASELINE]["steps"] * done[BASELINE]["step_ms"]
-    quickest = sorted((row["step_ms"], name) for name, row in done.items() if row["step_ms"] is not None)[:FASTEST]
-    return {name: round(seconds / each) for each, name in quickest if name != BASELINE}
+    quickest = sorted((each, name) for name, each in times.items())[:FASTEST]
+    return {name: round(steps * times[BASELINE] / each) for each, name in quickest if name != BASELINE}
 
 
 def trial_words(notes: Path, mechanism: str, seed: int) -> list[str]:
@@ -108,7 +148,7 @@ def rows_of(task: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     The runs of the baseline are the same in both.
     """
     equal_steps = finished(folder / "steps" / task)
-    longer = [run for place in sorted(folder.glob(f"seconds/{task}-[A-Z]*")) for run in finished(place)]
+    longer = [run for place in sorted(folder.glob(f"equal-time/{task}-[A-Z]*")) for run in finished(place)]
     same = [run for run in equal_steps if run.results["mechanism"] == BASELINE]
     return {"steps": _rows(equal_steps), "seconds": _rows([*longer, *same] if longer else [])}
 

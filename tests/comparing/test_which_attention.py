@@ -10,18 +10,27 @@ from made_runs import make_run
 
 from benchmarks import which_attention
 from benchmarks.__main__ import main
-from benchmarks.which_attention import budgets, markdown, progress, report, rows_of, trial_words
+from benchmarks.which_attention import budgets, markdown, progress, report, rows_of, step_times, trial_words
+from experiments.__main__ import main as fit
 
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "which-attention.md"
 
 
 def test_equal_time_is_that_of_the_steps_of_plain_softmax() -> None:
     """By hand: 100 steps of 30 ms are 3 s; the baseline itself needs no second run, and the sixth is not asked."""
-    speeds = {"A": 10.0, "B": 20.0, "Softmax": 30.0, "C": 40.0, "D": 60.0, "E": 100.0, "F": None}
-    rows = {name: {"steps": 100, "step_ms": each} for name, each in speeds.items()}
-    assert budgets(rows) == {"A": 300, "B": 150, "C": 75, "D": 50}
-    slow = rows | {"Softmax": {"steps": 100, "step_ms": 200.0}}
-    assert budgets(slow) == {"A": 2000, "B": 1000, "C": 500, "D": 333, "E": 200}
+    times = {"A": 10.0, "B": 20.0, "Softmax": 30.0, "C": 40.0, "D": 60.0, "E": 100.0}
+    assert budgets(100, times) == {"A": 300, "B": 150, "C": 75, "D": 50}
+    assert budgets(100, times | {"Softmax": 200.0}) == {"A": 2000, "B": 1000, "C": 500, "D": 333, "E": 200}
+
+
+def test_steps_are_timed_in_turn_and_kept(tmp_path: Path) -> None:
+    words = ["--model.dim=16", "--model.depth=1", "--run.wandb=false", "--run.samples=0", f"--run.root={tmp_path}"]
+    assert fit(["fit", "--config=vit", *words, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2"]) == 0
+    (run,) = which_attention.finished(tmp_path)
+    file = tmp_path / "timed" / "vit.json"
+    times = step_times({"Softmax": run, "Local": run}, file)
+    assert times.keys() == {"Softmax", "Local"} and min(times.values()) > 0
+    assert step_times({}, file) == times
 
 
 def studied(folder: Path) -> None:
@@ -32,9 +41,9 @@ def studied(folder: Path) -> None:
         make_run(steps, "Local", local, seed=seed, results={"commit": "def"})
     make_run(steps, "Linear", 0.97, results={"commit": "abc"})
     make_run(steps, "Linear", None, seed=1, status="failed")
-    make_run(folder / "seconds" / "vit-Local-0", "Local", 0.96, steps=60, results={"commit": "abc"})
+    make_run(folder / "equal-time" / "vit-Local-0", "Local", 0.96, steps=60, results={"commit": "abc"})
     # The name of one task begins another's.
-    make_run(folder / "seconds" / "translator-bahdanau-Local-0", "Local", 0.5, results={"commit": "abc"})
+    make_run(folder / "equal-time" / "translator-bahdanau-Local-0", "Local", 0.5, results={"commit": "abc"})
     notes = steps / "sweeps" / "vit-attention"
     notes.mkdir(parents=True)
     trials = [
