@@ -1,7 +1,7 @@
 """What head diversity adds to a training step, each step in turn with the same one without.
 
-A ViT of CIFAR's size (pictures of 32 x 32 in 64 patches, width 128, 4 heads, batches of 128), and the Transformer of
-`translator-multi30k` on batches of 4,096 tokens. Processor time, so that what else runs on the cores counts little.
+The preset `vit-cifar10-cpu` on batches of 128 random pictures, and the Transformer of `translator-multi30k` on batches
+of 4,096 tokens. Processor time, so that what else runs on the cores counts little.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+import yaml
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
@@ -22,26 +23,32 @@ from attnzoo import DiversityKind
 from benchmarks.machine import machine
 from benchmarks.timing import Call, cpu_seconds, ratio, rounds, spread
 from benchmarks.translation import DEPTH, DIM, DROPOUT, HEADS, HIDDEN, SMOOTHING, WORDS, batches
+from experiments.training import specs
+from experiments.training.module import Experiment
 from experiments.training.optim import Optim
 from experiments.training.tables import show_table
+from experiments.training.usage import CONFIGS
 from experiments.translation.transformer import Transformer
-from experiments.vision.network import PictureFacts, VisionTransformer
 
 WEIGHT = 0.03
-PICTURES = PictureFacts(32, 32, 3, 10, mean=[0.5] * 3, std=[0.25] * 3)
+PRESET = "vit-cifar10-cpu"
+FACTS = {"classes": list("0123456789"), "image_size": [32, 32], "channels": 3, "mean": [0.5] * 3, "std": [0.25] * 3}
 BATCH = 128
 
 
-def vit(depth: int, **options: Any) -> Call:
-    """One optimiser step of a ViT on random pictures."""
-    network = VisionTransformer(PICTURES, dim=128, depth=depth, patch_size=4, pool="mean", dropout=0.1, **options)
-    pictures, labels = torch.rand(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+def classifier(**options: Any) -> Call:
+    """One optimiser step of the preset on random pictures."""
+    content = yaml.safe_load((CONFIGS / f"{PRESET}.yaml").read_text(encoding="utf-8"))["model"]
+    model = specs.rebuild(Experiment, content | {"init_args": content["init_args"] | options})
+    model.facts = FACTS
+    model.configure_model()
+    batch = {"image": torch.rand(BATCH, 3, 32, 32), "label": torch.randint(10, (BATCH,))}
 
     def loss(_: Any) -> Tensor:
-        logits, aux = network(pictures)
-        return nn.functional.cross_entropy(logits, labels) + aux
+        step = model.step(batch, "train")
+        return step.loss_sum / step.count + step.aux
 
-    return _step(network, loss, cycle([None]))
+    return _step(model, loss, cycle([None]))
 
 
 def translator(made: list[tuple[Tensor, Tensor]], **options: Any) -> Call:
@@ -82,8 +89,7 @@ def measure(folder: Path, arguments: list[str]) -> int:
         parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}")
     made = batches(options.pairs + 1)
     networks: dict[str, Callable[..., Call]] = {
-        "ViT, 2 blocks": lambda **more: vit(2, **more),
-        "ViT, 6 blocks": lambda **more: vit(6, **more),
+        PRESET: classifier,
         "translator-multi30k": lambda **more: translator(made, **more),
     }
     rows = {}

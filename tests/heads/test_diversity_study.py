@@ -132,12 +132,12 @@ def test_what_it_costs_is_measured_in_pairs(tmp_path: Path, monkeypatch: pytest.
         return once
 
     monkeypatch.setattr(timing.time, "process_time", lambda: clock[0])
-    monkeypatch.setattr(diversity, "vit", network)
+    monkeypatch.setattr(diversity, "classifier", network)
     monkeypatch.setattr(diversity, "translator", network)
     monkeypatch.setattr(diversity, "batches", lambda count: [])
     assert diversity.measure(tmp_path, ["--pairs=5", "--kinds=projected"]) == 0
     rows = json.loads((tmp_path / "result.json").read_text())["steps"]
-    assert set(rows) == {f"{name}, projected" for name in ("ViT, 2 blocks", "ViT, 6 blocks", "translator-multi30k")}
+    assert set(rows) == {f"{name}, projected" for name in ("vit-cifar10-cpu", "translator-multi30k")}
     for row in rows.values():
         assert row["times"] == pytest.approx(1.04)
         assert row["upper95"] == pytest.approx(1.04)
