@@ -44,6 +44,9 @@ def adopt(model: nn.Module) -> nn.Module:
             return door
         parent, _, name = path.rpartition(".")
         setattr(adopted.get_submodule(parent), name, door)
+    for module in adopted.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # or it reads the weights of its first attention, past the door
     return adopted.train(model.training)
 
 

@@ -12,6 +12,9 @@ from attnzoo.convert import convert, convertible
 from attnzoo.heads.health import head_health
 from attnzoo.swap import adopt
 
+NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+"""Theirs takes a fast path through them, and says so."""
+
 
 def randomised(module: nn.Module) -> nn.Module:
     """Biases and gains that are not 0 and 1."""
@@ -38,11 +41,13 @@ def test_torch_attention(options: dict[str, Any]) -> None:
     )
 
 
+@NESTED
+@pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("masked", ["none", "bool", "float", "bias", "3d", "padding", "causal"])
 @torch.no_grad()
-def test_a_torch_encoder_keeps_its_outputs_with_every_mask(masked: str) -> None:
+def test_a_torch_encoder_keeps_its_outputs_with_every_mask(masked: str, nested: bool) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    theirs = randomised(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    theirs = randomised(nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested))
     ours, x = adopt(theirs), torch.randn(3, 6, 16)
     future = torch.ones(6, 6, dtype=torch.bool).triu(1)
     named: dict[str, Any] = {
@@ -62,6 +67,27 @@ def test_a_torch_encoder_keeps_its_outputs_with_every_mask(masked: str) -> None:
         torch.backends.mha.set_fastpath_enabled(True)
     real = ~named["src_key_padding_mask"] if masked == "padding" else torch.ones(3, 6, dtype=torch.bool)
     torch.testing.assert_close(got[real], expected[real], atol=1e-5, rtol=1e-4)
+
+
+@NESTED
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("part", ["layer", "encoder", "transformer"])
+def test_no_part_of_torch_takes_its_fast_path_past_our_attention(part: str, grad: bool) -> None:
+    whole = randomised(nn.Transformer(16, 2, 2, 1, 32, batch_first=True))
+    theirs = {"layer": whole.encoder.layers[0], "encoder": whole.encoder, "transformer": whole}[part]
+    ours, x = adopt(theirs), torch.randn(3, 6, 16)
+    hidden = torch.arange(6) >= torch.tensor([[6], [3], [5]])
+    inputs = (x, torch.randn(3, 4, 16)) if part == "transformer" else (x,)
+    given = {"src_key_padding_mask": hidden}
+    if part == "transformer":
+        given["memory_key_padding_mask"] = hidden
+    with torch.set_grad_enabled(grad):
+        expected, got = theirs(*inputs, **given), ours(*inputs, **given)
+    real = torch.ones(3, 4, dtype=torch.bool) if part == "transformer" else ~hidden
+    torch.testing.assert_close(got[real], expected[real], atol=1e-5, rtol=1e-4)
+    health = head_health(ours, [inputs], run=lambda batch: ours(*batch, **given))
+    own = next(entry for entry in health.heads if "multihead_attn" not in entry.head.site)
+    assert own.visible_keys == pytest.approx((36 + 9 + 25) / 14, rel=1e-4)  # padding is no query
 
 
 @torch.no_grad()
