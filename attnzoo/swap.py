@@ -59,7 +59,12 @@ class TorchDoor(nn.Module):
         self.leading_batch = module.batch_first
         # What layers of torch ask before they take a fast path of their own, past any module: they must not.
         self.batch_first, self.in_proj_bias, self._qkv_same_embed_dim = module.batch_first, None, False
-        self.num_heads, self.embed_dim = module.num_heads, module.embed_dim
+        self.embed_dim = module.embed_dim
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of the shell, which may be pruned."""
+        return self.shell.num_heads
 
     def forward(
         self,
@@ -75,7 +80,7 @@ class TorchDoor(nn.Module):
         """As there; the weights are None.
 
         Raises:
-            ValueError: for keys and values from two tensors.
+            ValueError: for keys and values from two tensors, and a mask that does not fit.
         """
         if key is not value:
             raise ValueError("this attention reads keys and values from one context; give the same tensor for both")
@@ -138,7 +143,10 @@ def _torch_masks(padding: Tensor | None, pairs: Tensor | None, batch: int, heads
         hidden = padding if padding.dtype == torch.bool else padding == -torch.inf
         mask = mask._replace(key_keep=~hidden.view(batch, -1))
     if pairs is not None:
-        pairs = pairs.view(batch, heads, *pairs.shape[1:]) if pairs.dim() == 3 else pairs
+        if pairs.dim() == 3:
+            if len(pairs) != batch * heads:
+                raise ValueError(f"attn_mask of {len(pairs)} maps does not fit {batch} sequences of {heads} heads")
+            pairs = pairs.unflatten(0, (batch, heads))
         if pairs.dtype == torch.bool:
             return mask._replace(pair_keep=~pairs), None
         if bool(((pairs == 0) | (pairs == -torch.inf)).all()):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from attnzoo import Mask
 from attnzoo.convert import convert, convertible
-from attnzoo.heads.health import head_health
+from attnzoo.heads.health import Head, head_health
+from attnzoo.heads.prune import prune_heads
 from attnzoo.swap import adopt
 
 NESTED = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -99,6 +100,23 @@ def test_a_torch_decoder_and_its_memory() -> None:
     torch.testing.assert_close(adopt(theirs)(x, memory, tgt_mask=mask), expected, atol=1e-5, rtol=1e-4)
     health = head_health(adopt(theirs), [(x, memory)])
     assert "two sequences" in health.notes["layers.0.multihead_attn.shell"]["distance"]
+
+
+@torch.no_grad()
+def test_a_mask_for_each_head_fits_the_heads_that_are_left() -> None:
+    ours = adopt(randomised(nn.MultiheadAttention(16, 4, batch_first=True)))
+    x, keep = torch.randn(2, 5, 16), torch.rand(2, 4, 5, 5) < 0.5
+    keep[..., 0] = True
+    run = lambda x: ours(x, x, x, attn_mask=~keep.flatten(0, 1))[0]  # noqa: E731
+    health = head_health(ours, [x], run=run)
+    heads = ours.shell.attend(x, mask=Mask(pair_keep=keep))
+    prune_heads(ours, [Head("shell", 1)], health.means)
+    assert ours.num_heads == 3
+    with pytest.raises(ValueError, match="attn_mask of 8 maps does not fit 2 sequences of 3 heads"):
+        run(x)
+    left = ours.shell.merge(heads[:, [0, 2, 3]])
+    keep = keep[:, [0, 2, 3]]
+    torch.testing.assert_close(run(x), left, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
