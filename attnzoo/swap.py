@@ -4,6 +4,7 @@ Letters: B batch, H heads, T queries, S keys, E width.
 """
 
 import copy
+from collections import Counter
 from typing import Any
 
 import torch
@@ -16,13 +17,15 @@ from attnzoo.mask import Mask
 def adopt(model: nn.Module) -> nn.Module:
     """A copy of a model in which every attention that ``convert`` knows is ours; it computes the same.
 
-    Attention weights, where a model asks for them, come back as None: ``record`` and ``attention_map`` give them.
+    An attention that stands in several places stays one. Attention weights, where a model asks for them, come back as
+    None: ``record`` and ``attention_map`` give them.
 
     Args:
         model: such as a timm ViT, an encoder of transformers, ``nn.TransformerEncoder``, or a bare attention.
 
     Raises:
-        ValueError: if there is no attention that is known, or one has what ours has not.
+        ValueError: if there is no attention that is known, or one has what ours has not, or shares a weight with
+            another module.
 
     Example:
         >>> from attnzoo.heads.health import head_health
@@ -32,18 +35,20 @@ def adopt(model: nn.Module) -> nn.Module:
         [Head(site='layers.0.self_attn.shell', number=0)]
     """
     adopted = copy.deepcopy(model)
-    found = [(path, module) for path, module in adopted.named_modules() if convertible(module)]
+    places = adopted.named_modules(remove_duplicate=False)
+    found = [(path, module) for path, module in places if convertible(module)]
     if not found:
         raise ValueError(
             f"{type(model).__name__} holds no attention that is known here: nn.MultiheadAttention, timm's Attention, "
             f"or that of BERT, RoBERTa, ELECTRA, DistilBERT, ViT or DeiT in transformers"
         )
+    _check_ties(adopted, found)
+    doors = {module: _door(module) for _, module in found}
     for path, module in found:
-        door = _door(module)
         if not path:
-            return door
+            return doors[module]
         parent, _, name = path.rpartition(".")
-        setattr(adopted.get_submodule(parent), name, door)
+        setattr(adopted.get_submodule(parent), name, doors[module])
     for module in adopted.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # or it reads the weights of its first attention, past the door
@@ -126,6 +131,18 @@ class BertDoor(nn.Module):
         if self.dropout is None or self.norm is None:
             return y, None
         return self.norm(self.dropout(y) + hidden_states), None
+
+
+def _check_ties(model: nn.Module, found: list[tuple[str, nn.Module]]) -> None:
+    """Raises ``ValueError`` for a weight of an attention that another module holds, since ours are copies."""
+    held = Counter(id(weight) for module in model.modules() for weight in module._parameters.values())
+    for path, module in found:
+        for name, weight in module.named_parameters():
+            if held[id(weight)] > 1:
+                raise ValueError(
+                    f"{path or type(module).__name__}: {name} is held by another module as well, and would not be any "
+                    f"more; share the whole attention, or give each a weight of its own"
+                )
 
 
 def _door(module: nn.Module) -> nn.Module:

@@ -119,6 +119,39 @@ def test_a_mask_for_each_head_fits_the_heads_that_are_left() -> None:
     torch.testing.assert_close(run(x), left, atol=1e-5, rtol=1e-4)
 
 
+class Residual(nn.Module):
+    """A layer around an attention that it is given, under two names."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = self.again = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return x + self.again(x, x, x, need_weights=False)[0]
+
+
+def test_an_attention_in_several_places_stays_one() -> None:
+    """In two layers, under two names of a layer, and in a layer that stands twice."""
+    attention = randomised(nn.MultiheadAttention(16, 4, batch_first=True))
+    first, second = Residual(attention), Residual(attention)
+    theirs, x = nn.Sequential(first, second, first).eval(), torch.randn(2, 5, 16)
+    ours = adopt(theirs)
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-4)
+    assert ours[0] is ours[2]
+    assert len({id(module) for layer in ours for module in (layer.attention, layer.again)}) == 1
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters()) - 16  # bias of keys
+    health = head_health(ours, [x])
+    assert [entry.head.number for entry in health.heads] == [0, 1, 2, 3]
+
+
+def test_a_weight_that_others_hold_too_is_refused() -> None:
+    one, other = (nn.MultiheadAttention(16, 4, batch_first=True) for _ in range(2))
+    other.out_proj.weight = one.out_proj.weight
+    with pytest.raises(ValueError, match=r"0: out_proj\.weight is held by another module as well"):
+        adopt(nn.Sequential(one, other))
+
+
 @torch.no_grad()
 def test_a_timm_vit() -> None:
     timm = pytest.importorskip("timm")
