@@ -43,7 +43,7 @@ def adopt(model: nn.Module) -> nn.Module:
             f"or that of BERT, RoBERTa, ELECTRA, DistilBERT, ViT or DeiT in transformers"
         )
     _check_ties(adopted, found)
-    doors = {module: _door(module) for _, module in found}
+    doors = {module: _door(module).train(module.training) for _, module in found}
     for path, module in found:
         if not path:
             return doors[module]
@@ -52,7 +52,7 @@ def adopt(model: nn.Module) -> nn.Module:
     for module in adopted.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # or it reads the weights of its first attention, past the door
-    return adopted.train(model.training)
+    return adopted
 
 
 class TorchDoor(nn.Module):

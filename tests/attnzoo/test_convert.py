@@ -237,6 +237,16 @@ def test_what_ours_has_not_is_refused() -> None:
     assert not convertible(nn.Linear(2, 2))
 
 
+def test_each_part_of_an_adopted_model_keeps_its_mode() -> None:
+    """Such as a part that is frozen in evaluation while the rest is trained."""
+    frozen, trained = (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2))
+    frozen.eval()
+    ours = adopt(nn.ModuleList([frozen, trained]))
+    modes = [{module.training for module in layer.modules()} for layer in ours]
+    assert modes == [{False}, {True}] and ours.training
+    assert not adopt(nn.MultiheadAttention(16, 2).eval()).training
+
+
 def test_a_conversion_keeps_mode_and_precision_and_leaves_the_model_alone() -> None:
     theirs = nn.MultiheadAttention(16, 4, dropout=0.1, batch_first=True).double().train()
     before = copy.deepcopy(theirs.state_dict())
