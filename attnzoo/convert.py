@@ -32,6 +32,9 @@ NAMES = {
 }
 """Other classes of transformers -> names of their four projections."""
 
+TIMM = ("qkv", "q_norm", "k_norm", "attn_drop", "proj", "proj_drop", "num_heads", "head_dim", "scale")
+"""What timm's Attention has."""
+
 
 class Projections(NamedTuple):
     """What an attention of another library is made of.
@@ -51,8 +54,7 @@ class Projections(NamedTuple):
 
 def convertible(module: nn.Module) -> bool:
     """Whether ``convert`` knows this kind of module."""
-    name = type(module).__name__
-    return isinstance(module, nn.MultiheadAttention) or _is_timm(module) or name in BERT or name in NAMES
+    return isinstance(module, nn.MultiheadAttention) or _is_timm(module) or _is_transformers(module)
 
 
 def convert(module: nn.Module) -> MultiheadAttention:
@@ -74,7 +76,7 @@ def convert(module: nn.Module) -> MultiheadAttention:
         shell = _shell(_of_torch(module))
     elif _is_timm(module):
         shell = _of_timm(module)
-    elif type(module).__name__ in (*BERT, *NAMES):
+    elif _is_transformers(module):
         shell = _shell(_of_transformers(module))
     else:
         raise ValueError(
@@ -85,6 +87,10 @@ def convert(module: nn.Module) -> MultiheadAttention:
 
 
 def _of_torch(module: nn.MultiheadAttention) -> Projections:
+    if type(module).forward is not nn.MultiheadAttention.forward:
+        raise ValueError(
+            f"{type(module).__name__} has a forward of its own, nn.MultiheadAttention's alone is known here"
+        )
     if module.bias_k is not None or module.bias_v is not None or module.add_zero_attn:
         raise ValueError(
             "nn.MultiheadAttention with bias_k, bias_v or add_zero_attn adds keys, which ours has no part for"
@@ -99,6 +105,12 @@ def _of_torch(module: nn.MultiheadAttention) -> Projections:
     in_bias = module.in_proj_bias
     of_q, of_k, of_v = (None, None, None) if in_bias is None else in_bias.chunk(3)
     return Projections(module.num_heads, (q, k, v, out.weight), (of_q, of_k, of_v, out.bias), module.dropout)
+
+
+def _is_transformers(module: nn.Module) -> bool:
+    name = type(module).__name__
+    parts = ("self", "output") if name in BERT else NAMES.get(name, ())
+    return bool(parts) and all(hasattr(module, part) for part in parts)
 
 
 def _of_transformers(module: Any) -> Projections:
@@ -121,13 +133,28 @@ def _of_transformers(module: Any) -> Projections:
     return Projections(heads, weights, biases, dropout)
 
 
-def _is_timm(module: Any) -> bool:
-    parts = ("qkv", "q_norm", "k_norm", "attn_drop", "proj", "proj_drop")
-    return type(module).__name__ == "Attention" and all(hasattr(module, part) for part in parts)
+def _is_timm(module: nn.Module) -> bool:
+    return type(module).__name__ == "Attention" and all(hasattr(module, part) for part in TIMM)
+
+
+def _check_timm(module: nn.Module) -> None:
+    """Raises ``ValueError`` for what others of that name and these parts have beside them."""
+    own = {**vars(module), **module._parameters, **module._buffers, **module._modules}
+    known = {*vars(nn.Module()), *TIMM, "norm", "gate", "attn_dim", "fused_attn"}
+    on = {name for name, value in own.items() if value is not None and value is not False and name[0] != "_"}
+    others = on - known
+    if others:
+        raise ValueError(
+            f"the Attention of {type(module).__module__} has {', '.join(sorted(others))}, which ours has not; that of "
+            f"timm.layers is known here"
+        )
 
 
 def _of_timm(module: Any) -> MultiheadAttention:
+    _check_timm(module)
     qkv, proj = module.qkv, module.proj
+    if not isinstance(module.scale, float) or module.scale != module.head_dim**-0.5:
+        raise ValueError(f"this Attention has scale={module.scale}, ours divides scores by the root of the head width")
     if not isinstance(getattr(module, "norm", nn.Identity()), nn.Identity):
         raise ValueError("timm's Attention with scale_norm has a norm over all heads, which ours has not")
     gate = getattr(module, "gate", None)

@@ -106,9 +106,10 @@ class TimmDoor(nn.Module):
         self.shell, self.proj_drop = convert(module), module.proj_drop
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """As there."""
+        """As there; that of SAM is given tokens as a grid."""
         mask, bias = _attend_mask(attn_mask, len(x))
-        return self.proj_drop(self.shell(x, mask=mask._replace(causal=is_causal), bias=bias))  # type: ignore[operator]
+        y = self.shell(x.flatten(1, -2), mask=mask._replace(causal=is_causal), bias=bias)
+        return self.proj_drop(y).unflatten(1, x.shape[1:-1])  # type: ignore[operator]
 
 
 class BertDoor(nn.Module):

@@ -181,6 +181,58 @@ def test_options_of_timms_attention(options: dict[str, Any]) -> None:
     torch.testing.assert_close(convert(theirs)(x), theirs(x), atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"use_rel_pos": True, "input_size": (4, 4)}, "has rel_pos_h, rel_pos_w, use_rel_pos, which ours has not"),
+        ({"rope": nn.Linear(1, 1)}, "has rope, which"),
+    ],
+    ids=str,
+)
+def test_positions_inside_an_attention_of_sam_are_refused(options: dict[str, Any], named: str) -> None:
+    models = pytest.importorskip("timm.models.vision_transformer_sam")
+    with pytest.raises(ValueError, match=f"the Attention of timm.models.vision_transformer_sam {named}"):
+        adopt(nn.Sequential(models.Attention(16, 4, **options)))
+
+
+@torch.no_grad()
+def test_an_attention_of_sam_without_positions_takes_a_grid() -> None:
+    theirs = randomised(pytest.importorskip("timm.models.vision_transformer_sam").Attention(16, 4))
+    x = torch.randn(2, 3, 4, 16)
+    torch.testing.assert_close(adopt(theirs)(x), theirs(x), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "layers.AttentionRope",
+        "layers.DiffAttention",
+        "models.beit.Attention",
+        "models.nest.Attention",
+        "models.vision_transformer_relpos.RelPosAttention",
+        "models.volo.Attention",
+    ],
+)
+def test_other_attentions_of_timm_are_not_taken_for_it(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    theirs = getattr(pytest.importorskip(f"timm.{module}"), name)(32, num_heads=4)
+    assert not convertible(theirs)
+    with pytest.raises(ValueError, match="holds no attention that is known"):
+        adopt(theirs)
+
+
+def test_what_is_put_into_an_attention_of_timm_is_refused() -> None:
+    layers = pytest.importorskip("timm.layers")
+    changed = layers.Attention(16, 4)
+    changed.scale = 0.3
+    with pytest.raises(ValueError, match=r"has scale=0\.3"):
+        convert(changed)
+    learned = layers.Attention(16, 4)
+    learned.temperature = nn.Parameter(torch.ones(4))
+    with pytest.raises(ValueError, match="has temperature, which ours has not"):
+        convert(learned)
+
+
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "Electra", "DistilBert", "ViT"])
 @torch.no_grad()
 def test_an_encoder_of_transformers(family: str) -> None:
@@ -215,6 +267,22 @@ def test_an_encoder_of_transformers(family: str) -> None:
     assert len(health.heads) == 8
     if "attention_mask" in inputs:
         assert health.heads[0].visible_keys == pytest.approx((81 + 25) / 14, rel=1e-4)  # padding is no query
+
+
+def test_another_class_of_a_known_name_is_not_taken_for_it() -> None:
+    class ViTAttention(nn.Linear):
+        """As many have one of that name, made of other parts."""
+
+    assert not convertible(ViTAttention(2, 2))
+
+    class Cosine(nn.MultiheadAttention):
+        """Its own computation on the same weights."""
+
+        def forward(self, *args: Any, **named: Any) -> Any:
+            return super().forward(*(nn.functional.normalize(part, dim=-1) for part in args), **named)
+
+    with pytest.raises(ValueError, match="Cosine has a forward of its own"):
+        adopt(nn.Sequential(Cosine(16, 4)))
 
 
 def test_what_ours_has_not_is_refused() -> None:
