@@ -5,6 +5,7 @@ Letters: B batch, H query heads, T queries, S keys, Dv value width, E width of t
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -86,18 +87,17 @@ def capture(model: nn.Module) -> Iterator[dict[str, list[Passed]]]:
     sites = find_sites(model)
     passed: dict[str, list[Passed]] = {name: [] for name in sites}
     inputs: dict[str, list[Tensor]] = {name: [] for name in sites}
-    contexts: dict[str, list[bool]] = {name: [] for name in sites}
+    crosses: dict[str, dict[int, bool]] = {name: {} for name in sites}
     with ExitStack() as stack:
+        calls = stack.enter_context(record(model, skip_unreadable=True))
         for name, site in sites.items():
             stack.callback(site.out_proj.register_forward_pre_hook(_keep_input(inputs[name])).remove)
-            hook = _keep_context(contexts[name])
-            stack.callback(site.shell.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        calls = stack.enter_context(record(model, skip_unreadable=True))
+            for method in ("forward", "attend"):
+                stack.enter_context(_contexts_kept(site.shell, method, calls[name], crosses[name]))
         yield passed
         for name in sites:
-            whole = bool(contexts[name])  # through the shell's forward, not by steps
-            for place, (call, heads) in enumerate(zip(calls[name], inputs[name], strict=True)):
-                cross = contexts[name][place] if whole else not call.mask.causal
+            for number, (call, heads) in enumerate(zip(calls[name], inputs[name], strict=True)):
+                cross = crosses[name].get(number, not call.mask.causal)  # a step is causal, or on a memory
                 passed[name].append(Passed(call, heads, cross))
             passed[name] = _joined(passed[name])
 
@@ -126,11 +126,34 @@ def _keep_input(kept: list[Tensor]) -> Callable[..., None]:
     return hook
 
 
-def _keep_context(kept: list[bool]) -> Callable[..., None]:
-    def hook(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        kept.append((args[1] if len(args) > 1 else named.get("context")) is not None)
+@contextmanager
+def _contexts_kept(shell: Any, name: str, calls: list[Call], kept: dict[int, bool]) -> Iterator[None]:
+    """Keeps, by its number in ``calls``, whether a call came with a context to a method of the shell.
 
-    return hook
+    By shadowing the method on this object: a hook hears ``forward`` alone, and a model may call ``attend`` itself.
+    """
+    method, outer = getattr(shell, name, None), shell.__dict__.get(name)
+    if method is None:
+        yield
+        return
+    parameters = list(signature(method).parameters)
+    place = parameters.index("context") if "context" in parameters else None
+
+    def keeping(*args: Any, **named: Any) -> Any:
+        before = len(calls)
+        result = method(*args, **named)
+        context = args[place] if place is not None and place < len(args) else named.get("context")
+        for number in range(before, len(calls)):
+            kept[number] = kept.get(number, False) or context is not None
+        return result
+
+    shell.__dict__[name] = keeping
+    try:
+        yield
+    finally:
+        shell.__dict__.pop(name)
+        if outer is not None:
+            shell.__dict__[name] = outer
 
 
 def _put_means(site: Site, numbers: list[int], means: Tensor) -> Callable[..., tuple[Tensor]]:

@@ -259,6 +259,44 @@ def test_cross_attention_has_no_distance_and_says_so() -> None:
     torch.testing.assert_close(health.means["cross_attention"], expected, atol=1e-6, rtol=1e-5)
 
 
+class Halves(nn.Module):
+    """A model that calls the public halves of its attention."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor, *context: Tensor, mask: Mask | None = None) -> Tensor:
+        return self.attention.merge(self.attention.attend(x, *context, mask=mask))
+
+
+@pytest.mark.parametrize("kind", ["self", "latent", "cross", "cross of equal lengths"])
+def test_the_halves_of_an_attention_are_read_as_the_whole(kind: str) -> None:
+    attn = MultiheadLatentAttention(32, 4).eval() if kind == "latent" else shell()
+    x, mask = torch.randn(4, 12, 32), Mask.from_lengths(torch.tensor([12, 5, 7, 9]))
+    context = (torch.randn(4, 12, 32),) if "cross" in kind else ()
+    if kind == "cross":
+        x = x[:, :10]
+    whole = head_health(attn, [x], run=lambda x: attn(x, *context, mask=mask))
+    model = Halves(attn)
+    halves = head_health(model, [x], run=lambda x: model(x, *context, mask=mask))
+    assert halves.heads == whole.heads and halves.notes == whole.notes
+    assert ("distance" in halves.notes["attention"]) == ("cross" in kind)
+    assert torch.equal(halves.means["attention"], whole.means["attention"])
+
+
+def test_a_whole_call_before_steps_is_read_by_itself() -> None:
+    attn, x = shell(causal=True), torch.randn(2, 6, 32)
+
+    def run(x: Tensor) -> None:
+        attn(x)
+        attn.step(x, attn.init_state(2, 6))
+
+    both, once = head_health(attn, [x], run=run), head_health(attn, [x])
+    assert "distance" not in both.notes["attention"]
+    torch.testing.assert_close(figure(both, "distance"), figure(once, "distance"), atol=1e-5, rtol=1e-5)
+
+
 def test_steps_on_a_memory_are_read_as_one_call() -> None:
     """As Bahdanau's decoder takes them: the same figures as by whole cross-attention."""
 
@@ -327,7 +365,7 @@ def test_a_model_is_left_as_it_was() -> None:
         inside = head_health(attn, [x.clone()])
     outside = head_health(attn, [x])
     assert attn.training and not attn.q_proj.training
-    assert not attn.out_proj._forward_pre_hooks and not attn._forward_pre_hooks
+    assert not attn.out_proj._forward_pre_hooks and not {"attend", "forward"} & set(attn.__dict__)
     assert figure(inside, "sink").tolist() == figure(outside, "sink").tolist()
     with pytest.raises(RuntimeError, match="shape"):
         head_health(attn, [x], run=lambda batch: attn(batch).view(7))
