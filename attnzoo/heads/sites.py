@@ -4,7 +4,7 @@ Letters: B batch, H query heads, T queries, S keys, Dv value width, E width of t
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -62,7 +62,8 @@ def find_sites(model: nn.Module) -> dict[str, Site]:
     """
     sites = {}
     for path, shell in model.named_modules():
-        mechanism, out_proj = getattr(shell, "mechanism", None), getattr(shell, "out_proj", None)
+        # Its own, for a wrapper around a shell, such as that of torch.compile, passes on what the shell has.
+        mechanism, out_proj = shell._modules.get("mechanism"), shell._modules.get("out_proj")
         if isinstance(mechanism, Mechanism) and isinstance(out_proj, nn.Linear):
             name, heads = path or "attention", mechanism.num_heads
             sites[name] = Site(name, shell, mechanism, out_proj, heads, out_proj.in_features // heads)
@@ -88,7 +89,7 @@ def capture(model: nn.Module) -> Iterator[dict[str, list[Passed]]]:
     passed: dict[str, list[Passed]] = {name: [] for name in sites}
     inputs: dict[str, list[Tensor]] = {name: [] for name in sites}
     crosses: dict[str, dict[int, bool]] = {name: {} for name in sites}
-    with ExitStack() as stack:
+    with _uncompiled(model), ExitStack() as stack:
         calls = stack.enter_context(record(model, skip_unreadable=True))
         for name, site in sites.items():
             stack.callback(site.out_proj.register_forward_pre_hook(_keep_input(inputs[name])).remove)
@@ -112,11 +113,17 @@ def ablated(model: nn.Module, heads: dict[str, list[int]], means: dict[str, Tens
         means: site name -> mean output of each head before the output projection, [H, Dv].
     """
     sites = find_sites(model)
-    with ExitStack() as stack:
+    with _uncompiled(model), ExitStack() as stack:
         for name, numbers in heads.items():
             hook = _put_means(sites[name], numbers, means[name])
             stack.callback(sites[name].out_proj.register_forward_pre_hook(hook).remove)
         yield
+
+
+def _uncompiled(model: nn.Module) -> AbstractContextManager[None]:
+    """Lets the compiled parts of a model run as they are written: what is compiled already hears no new hook."""
+    compiled = any(part._compiled_call_impl is not None or "_orig_mod" in part._modules for part in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def _keep_input(kept: list[Tensor]) -> Callable[..., None]:

@@ -1,6 +1,7 @@
 """Figures of heads against the whole matrix of weights, written out in float64."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -370,6 +371,38 @@ def test_a_model_is_left_as_it_was() -> None:
     with pytest.raises(RuntimeError, match="shape"):
         head_health(attn, [x], run=lambda batch: attn(batch).view(7))
     assert attn.training and not attn.out_proj._forward_pre_hooks and "_attend" not in attn.mechanism.__dict__
+
+
+def by_wrapper(model: nn.Module) -> nn.Module:
+    compiled: nn.Module = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    return compiled
+
+
+def in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("compiled", [by_wrapper, in_place])
+@pytest.mark.parametrize("part", ["shell", "network", "block of a network"])
+def test_compiled_code_that_has_run_before_is_read_too(compiled: Callable[..., nn.Module], part: str) -> None:
+    attn, x = shell(), torch.randn(4, 20, 32)
+    model: nn.Module = attn if part == "shell" else nn.Sequential(attn)
+    loss = lambda batch: (model(batch).square().sum(), batch.numel())  # noqa: E731
+    expected = head_health(model, [x], loss=loss, ablate=True)
+    if part == "block of a network":
+        assert isinstance(model, nn.Sequential)
+        model[0] = compiled(attn)
+    else:
+        model = compiled(model)
+    with torch.no_grad():
+        y = model(x)
+    health = head_health(model, [x], loss=loss, ablate=True)
+    for name in (*FIGURES, "ablation"):
+        torch.testing.assert_close(figure(health, name), figure(expected, name), atol=1e-6, rtol=1e-5, msg=name)
+    (site,) = health.means
+    assert model.get_submodule("" if site == "attention" else site) is attn
+    torch.testing.assert_close(model(x), y)
 
 
 def test_half_precision_is_read_in_full() -> None:
