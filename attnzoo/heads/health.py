@@ -22,7 +22,7 @@ Kornblith et al. 2019, "Similarity of Neural Network Representations Revisited",
 Hutchinson 1990 (the probes); Michel et al. 2019, arXiv:1905.10650, and Voita et al. 2019, arXiv:1905.09418 (ablation).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -187,7 +187,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _called(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 

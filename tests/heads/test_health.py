@@ -1,5 +1,6 @@
 """Figures of heads against the whole matrix of weights, written out in float64."""
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -357,6 +358,15 @@ def test_shells_of_other_make() -> None:
         health = head_health(attn, [x])
         expected = 1 / weights.square().sum(-1).mean((0, 2))
         torch.testing.assert_close(figure(health, "effective_keys"), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, dict, collections.OrderedDict, collections.UserDict])
+def test_a_batch_of_any_kind_is_given_as_arguments(kind: Callable[..., Any]) -> None:
+    """Those of tokenizers of transformers are mappings, and no dicts."""
+    attn, x, context = shell(), torch.randn(2, 10, 32), torch.randn(2, 12, 32)
+    given = kind([x, context]) if kind in (list, tuple) else kind(x=x, context=context)
+    expected = head_health(attn, [x], run=lambda x: attn(x, context))
+    assert head_health(attn, [given]).heads == expected.heads
 
 
 def test_a_model_is_left_as_it_was() -> None:
