@@ -57,14 +57,18 @@ def show(runs: str = "runs/*/*", out: str | None = None) -> int:
     from experiments.comparing.page import write
 
     console = Console(highlight=False)
-    found = groups(find(runs, lambda text: console.print(text, markup=False)))
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    found = groups(find(runs, say))
     for group in found:
         show_table(table(group))
         for line in notes(group):
             console.print(line, markup=False)
     console.print(f"\n{LEGEND}", markup=False)
     path = Path(out) if out is not None else Path("runs", "compare.html")
-    write(found, path)
+    write(found, path, say)
     console.print(f"\npage  {path}  ({path.stat().st_size / 2**20:.1f} MiB, opens without a network)", soft_wrap=True)
     return 0
 

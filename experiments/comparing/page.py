@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 from experiments.comparing import charts
 from experiments.comparing.compare import HEADS, LEGEND, cells, notes
 from experiments.comparing.grouping import Group
-from experiments.comparing.reading import Run, flat
+from experiments.comparing.reading import Run, flat, left_out
 from experiments.training.writing import write_whole
 
 HERE = Path(__file__).parent
@@ -33,15 +33,21 @@ WIDTH = 640
 """Pixels, to which wider pictures are scaled down."""
 
 
-def write(groups: list[Group], path: Path) -> None:
-    """Write the page about `groups` to `path`."""
+def write(groups: list[Group], path: Path, say: Callable[[str], None] = print) -> None:
+    """Write the page about `groups` to `path`.
+
+    Args:
+        groups: what it shows.
+        path: the file.
+        say: told of each picture that cannot be read.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     runs = [run for group in groups for variant in group.variants for run in variant.runs.values()]
     runs += [run for group in groups for found in group.open.values() for run in found]
-    pictures = _Pictures()
+    pictures = _Pictures(say)
     figures: dict[str, Any] = {}
     sections = [_section(number, group, figures, pictures) for number, group in enumerate(groups)]
     costs = []
@@ -129,9 +135,9 @@ def _options(runs: list[Run]) -> dict[str, Any]:
 class _Pictures:
     """Turns figures of runs into small pictures inside the page, as long as there is room."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self.left_out = 0
-        self._room = PICTURES
+        self._say, self._room = say, PICTURES
 
     def of(self, group: Group) -> dict[str, list[dict[str, Any]]]:
         """Name of a figure -> one picture for each variant that has it, of its first seed."""
@@ -139,7 +145,12 @@ class _Pictures:
         for variant in group.variants:
             seed, run = next(iter(variant.runs.items()))
             for file in self._files(run):
-                source = self._small(file)
+                try:
+                    source = self._small(file)
+                # What Pillow raises for pictures that are damaged, by where the damage is.
+                except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                    self._say(left_out(file, error))
+                    continue
                 if source is None:
                     self.left_out += 1
                 else:

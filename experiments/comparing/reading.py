@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from experiments.training.usage import short
+
 SCORE = "test/primary"
 
 
@@ -96,6 +98,11 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def left_out(path: Path, error: Exception) -> str:
+    """A line that says what is not shown, and why."""
+    return f"left out, for it cannot be read: {path}: {short(str(error), lines=1)}"
+
+
 def _read(folder: Path, say: Callable[[str], None]) -> Run | None:
     try:
         config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), _LOADER)
@@ -103,8 +110,8 @@ def _read(folder: Path, say: Callable[[str], None]) -> Run | None:
             raise ValueError("config.yaml has no model")
         json.dumps(config)
         return Run(folder, _results(folder, config), config, _rows(folder / "metrics.csv"))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, csv.Error) as error:
-        say(f"left out, for it cannot be read: {folder}: {str(error).splitlines()[0]}")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError, csv.Error) as error:
+        say(left_out(folder, error))
         return None
 
 
@@ -144,7 +151,10 @@ def _number(name: str, value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"results.json: {name} should be a number, got {value!r}")
-    return value if math.isfinite(value) else None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError as error:
+        raise ValueError(f"results.json: {name} is too large for a number, it has {len(str(value))} digits") from error
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -152,10 +162,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    if rows and "step" not in rows[0]:
+        raise ValueError("metrics.csv has no column step")
     for number, row in enumerate(rows, 2):
         for name, value in row.items():
             try:
-                float(value or 0)
+                # Not every figure is measured at every step.
+                float(value or ("" if name == "step" else 0))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"metrics.csv, line {number}, {name}: {value!r} is no number") from error
     return rows

@@ -126,7 +126,8 @@ def outcome(runs: Path, notes: Path, name: str) -> Outcome | None:
     """What is known of a trial, from its run folder or from the file that says why it failed; None while it is open."""
     failure = notes / f"{name}.failed"
     if failure.is_file():
-        return Outcome(0.0, None, failure.read_text(encoding="utf-8"))
+        said = failure.read_text(encoding="utf-8", errors="replace").strip()
+        return Outcome(0.0, None, said or f"failed, and {failure} does not say why; see {notes / name}.log")
     for folder in _folders(runs, name):
         content = read_results(folder) or {}
         if content.get("status") == "finished":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from attnzoo.heads.degenerate import Limits, causes
 from attnzoo.heads.figures import HeadHealth, Health
+from experiments.training.writing import write_whole
 
 COLUMNS = {
     "norm": "norm", "effective_keys": "keys", "visible_keys": "of", "unevenness": "uneven", "sink": "sink",
@@ -151,10 +153,11 @@ def append_rows(path: Path, health: Health, step: int) -> None:
         | {"head": entry.head.number}
         for entry in health.heads
     ]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows([*kept, *rows])
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows([*kept, *rows])
+    write_whole(path, text.getvalue().encode(), "--run.root")
 
 
 def summary(health: Health) -> dict[str, float]:

@@ -15,6 +15,7 @@ from experiments.training import head_figures
 from experiments.training.module import Experiment
 from experiments.training.probing import SAMPLES, ProbeSet
 from experiments.training.wandb_rows import WandbRows
+from experiments.training.writing import write_figure
 
 log = logging.getLogger("experiments")
 
@@ -72,7 +73,6 @@ class HeadMonitor(pl.Callback):
         self._last = health
         pl_module.write(head_figures.summary(health))
         if trainer.is_global_zero:
-            self.figures.mkdir(parents=True, exist_ok=True)
             head_figures.append_rows(self.figures / "heads.csv", health, self._steps)
             self._undrawn = health
             if time.monotonic() >= self._draw_from:
@@ -93,7 +93,7 @@ class HeadMonitor(pl.Callback):
     def _draw(self, trainer: pl.Trainer, step: int) -> None:
         assert self._undrawn is not None
         begun, file = time.monotonic(), self.figures / "heads.png"
-        head_figures.picture(self._undrawn, f"heads after step {step}").savefig(file, bbox_inches="tight", dpi=120)
+        write_figure(file, head_figures.picture(self._undrawn, f"heads after step {step}"), "--run.root", dpi=120)
         self._undrawn = None
         # Drawing takes longer than measuring: a hundredth of the time is enough for it.
         self._draw_from = time.monotonic() + 100 * (time.monotonic() - begun)

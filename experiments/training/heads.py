@@ -14,7 +14,7 @@ from experiments.training.module import Experiment
 from experiments.training.options import call
 from experiments.training.probing import SAMPLES, ProbeSet
 from experiments.training.tables import show_table
-from experiments.training.writing import check_writable
+from experiments.training.writing import check_writable, write_figure
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
@@ -51,9 +51,8 @@ def _heads(ckpt: str | None = None, data: str | None = None, samples: int = SAMP
     console.say(head_figures.LEGEND)
     for note in head_figures.notes(health):
         console.say(note)
-    target.parent.mkdir(parents=True, exist_ok=True)
     figure = head_figures.picture(health, f"heads of {type(probes.network).__name__}, {_count(probes)} samples")
-    figure.savefig(target, bbox_inches="tight", dpi=150)
+    write_figure(target, figure, "--out", dpi=150)
     console.say(str(target))
     return 0
 

@@ -22,6 +22,8 @@ log = logging.getLogger("experiments")
 
 _NUMBER = re.compile(r"(\d+)-")
 _LOCK = ".lock"
+_SUMS = ("seconds", "peak_memory_mib")
+"""Figures of `results.json` that a run which is taken up again goes on with."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,14 @@ def read_results(folder: Path) -> dict[str, Any] | None:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not all(isinstance(content.get(key), str) for key in ("task", "status")):
             raise ValueError("it has no task and status, so no run has written it")
-    except (OSError, ValueError) as error:
+        metrics = content.get("metrics", {})
+        if not isinstance(metrics, dict):
+            raise ValueError(f"metrics should be names with numbers, got {metrics!r}")
+        measured = {name: value for name, value in metrics.items() if value is not None}
+        for name, value in (measured | {key: content[key] for key in _SUMS if key in content}).items():
+            if not isinstance(value, int | float):
+                raise ValueError(f"{name} should be a number, got {value!r}")
+    except (OSError, ValueError, RecursionError) as error:
         log.warning("%s is passed over: %s.", path, error)
         return None
     return content

@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import torch
 from matplotlib.figure import Figure
 
-from experiments.training.writing import write_whole
+from experiments.training.writing import write_figure, write_whole
 
 if TYPE_CHECKING:
     from experiments.training.module import Experiment
@@ -75,6 +75,5 @@ def _filed(cell: Any, folder: Path, name: str) -> Any:
     if not isinstance(cell, Figure):
         return cell
     path = Path("figures", "samples", f"{name.replace(' ', '-')}.png")
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    cell.savefig(folder / path, bbox_inches="tight")
+    write_figure(folder / path, cell, "--run.root")
     return path

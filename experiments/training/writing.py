@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TEMPORARY = ".tmp"
 
@@ -65,6 +70,13 @@ def write_whole(path: Path, content: bytes | memoryview, option: str | None = No
             f"free space, or choose another place{f' by {option}' if option else ''}."
         ) from error
     _sync_folder(path.parent)
+
+
+def write_figure(path: Path, figure: Figure, option: str, dpi: float | Literal["figure"] = "figure") -> None:
+    """Draw `figure` into the file at `path`, of the kind that its ending names; see `write_whole`."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:], bbox_inches="tight", dpi=dpi)
+    write_whole(path, content.getbuffer(), option)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -186,6 +186,7 @@ def test_no_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
         ({"flops_per_sample": "many"}, "flops_per_sample should be a number, got 'many'"),
         ({"metrics": {"test/primary": "good"}}, "test/primary should be a number, got 'good'"),
         ({"metrics": []}, "results.json has no metrics"),
+        ({"parameters": 10**400}, "parameters is too large for a number, it has 401 digits"),
     ],
 )
 def test_a_foreign_run_is_left_out_and_the_others_stay(tmp_path: Path, results: dict[str, Any], said: str) -> None:
@@ -202,10 +203,13 @@ def test_a_foreign_run_is_left_out_and_the_others_stay(tmp_path: Path, results: 
     [
         ("results.json", b"", "Expecting value"),
         ("results.json", b"[]", "no metrics"),
+        ("results.json", b"[" * 100_000, "recursion"),
         ("config.yaml", b"- 1", "has no model"),
         ("config.yaml", b"model: {}\nday: 2026-01-01", "not JSON serializable"),
         ("metrics.csv", b"step,train/loss\n1,\x99", "decode"),
         ("metrics.csv", b"step,train/loss\n1,0.5\n2,abc", "metrics.csv, line 3, train/loss: 'abc' is no number"),
+        ("metrics.csv", b"step,train/loss\n1,0.5\n,0.4", "metrics.csv, line 3, step: '' is no number"),
+        ("metrics.csv", b"epoch,train/loss\n1,0.5", "metrics.csv has no column step"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,29 @@ def test_pictures_are_left_out_where_there_is_no_room(tmp_path: Path, monkeypatc
     text = written(tmp_path)
     assert len(re.findall(r"data:image/webp", text)) == 1
     assert "1 more pictures are left out" in text
+
+
+@pytest.mark.parametrize("damage", ["no picture", "cut off", "broken chunk", "bomb"])
+def test_a_damaged_picture_costs_a_line_and_no_other_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    make_run(tmp_path, picture=True)
+    picture = make_run(tmp_path, "Local", picture=True) / "figures" / "attention.png"
+    content = picture.read_bytes()
+    # A chunk is length, type, data and checksum; the first one is IHDR.
+    damaged = {
+        "no picture": b"x", "cut off": content[:300], "broken chunk": content[:12] + b"\0HDR" + content[16:],
+        "bomb": content[:16] + struct.pack(">II", 60_000, 60_000) + content[24:29]
+        + struct.pack(">I", zlib.crc32(content[12:16] + struct.pack(">II", 60_000, 60_000) + content[24:29]))
+        + content[33:],
+    }  # fmt: skip
+    picture.write_bytes(damaged[damage])
+    out = tmp_path / "page.html"
+    monkeypatch.setenv("COLUMNS", "60")
+    assert compare([f"--runs={tmp_path}", f"--out={out}"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]
+    assert line.startswith(f"left out, for it cannot be read: {picture}: ") and not line.endswith(": ")
+    assert out.read_text(encoding="utf-8").count("data:image/webp") == 1
 
 
 def test_colours_of_neighbours_differ() -> None:

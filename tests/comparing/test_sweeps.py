@@ -116,13 +116,30 @@ def test_time_left_goes_by_the_same_trial_or_the_mean() -> None:
     assert time_left(["a-seed0-1"], {}, 5.0) == ""
 
 
-def test_a_trial_whose_results_are_damaged_is_open_still(tmp_path: Path) -> None:
+def test_a_trial_whose_results_are_damaged_is_open_still(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     runs, notes = tmp_path / "vit", tmp_path / "notes"
-    for content in ("", "[]", '{"metrics": {}}'):
+    finished = '{"task": "vision", "status": "finished", "seconds": %s, "metrics": %s}'
+    for content in (
+        "", "[]", '{"metrics": {}}', "[" * 100_000, finished % (1, "null"), finished % (1, '{"test/primary": "x"}'),
+        finished % ("null", "{}"), finished % ('"x"', "{}"),
+    ):  # fmt: skip
         folder = runs / "0001-local-seed0-abc"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "results.json").write_text(content)
         assert outcome(runs, notes, "local-seed0-abc") is None
+        (said,) = [record.getMessage() for record in caplog.records]
+        assert str(folder / "results.json") in said
+        caplog.clear()
+    (folder / "results.json").write_text(finished % (3, '{"test/primary": null}'))
+    assert outcome(runs, notes, "local-seed0-abc") == Outcome(3, None)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff"])
+def test_a_failure_without_a_word_is_a_failure(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "local-seed0-abc.failed").write_bytes(content)
+    found = outcome(tmp_path / "vit", tmp_path, "local-seed0-abc")
+    assert found is not None
+    assert found.failure
 
 
 def test_a_sweep_runs_all_repeats_nothing_and_ends_no_earlier_for_a_failure(

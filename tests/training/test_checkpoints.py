@@ -9,20 +9,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from training_toys import Toy, ToyData, trainer
 
 from attnzoo import Local
-from experiments.training import saved
+from attnzoo.heads.figures import Head, HeadHealth, Health
+from experiments.training import head_figures, saved
 from experiments.training.checkpoints import BestAndLast
 from experiments.training.ema import Ema, EmaWeights
 from experiments.training.module import Experiment
 from experiments.training.optim import Optim
-from experiments.training.writing import check_writable, remove_leftovers, write_whole
+from experiments.training.writing import check_writable, remove_leftovers, write_figure, write_whole
 
 SAVER = """
 import sys, torch
@@ -101,6 +104,32 @@ def test_r08_disk_full_says_path_and_bytes_and_keeps_the_file(tmp_path: Path, mo
     assert "untouched" in str(caught.value)
     assert path.read_bytes() == b"the earlier one"
     assert [p.name for p in tmp_path.iterdir()] == ["best.ckpt"]
+
+
+def test_a_full_disk_leaves_pictures_and_tables_of_heads_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health = Health([HeadHealth(Head("decoder", 0), 1.0, *[None] * 10)], {})
+    figures: dict[str, Callable[[Path, int], None]] = {
+        "heads.csv": lambda path, step: head_figures.append_rows(path, health, step),
+        "heads.png": lambda path, step: write_figure(path, Figure((1, step)), "--run.root"),
+    }
+    for name, write in figures.items():
+        write(tmp_path / name, 1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == set(figures)
+    real_open = Path.open
+
+    def full(path: Path, mode: str = "r", **options: Any) -> Any:
+        file = real_open(path, mode, **options)
+        return FullDisk(file) if "w" in mode else file
+
+    monkeypatch.setattr(Path, "open", full)
+    for name, write in figures.items():
+        with pytest.raises(OSError, match=r"bytes needed.*untouched.*--run\.root"):
+            write(tmp_path / name, 2)
+    monkeypatch.undo()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def fitted(tmp_path: Path, model: Toy, *callbacks: Any) -> Path:
