@@ -72,11 +72,13 @@ def plan(file: SweepFile, extra: list[str], seeds: int | None, match: Match | No
         match: let `hidden_dim` differ so that parameters or FLOPs are those of the preset within 2 %.
 
     Raises:
-        ValueError: an option of every run is wrong, or the model has no `hidden_dim` to match by.
+        ValueError: an option of every run is wrong, or one that the file varies, or the model has no `hidden_dim` to
+            match by.
     """
     console.quieten()
     if seeds is not None:
         file = file._replace(parameters={**file.parameters, SEED: list(range(seeds))})
+    _refuse_varied(file, extra)
     base = [*file.words, *extra]
     builder = _Builder()
     preset, data = builder.model(base)
@@ -99,6 +101,20 @@ def plan(file: SweepFile, extra: list[str], seeds: int | None, match: Match | No
             trials.append(Trial(label, seed, _name(label, seed, words), words))
     left |= _not_asked(file, builder, preset, data)
     return Plan(trials, left)
+
+
+def _refuse_varied(file: SweepFile, extra: list[str]) -> None:
+    """Options of every run come last, so one that the file varies would make all trials the same under their names."""
+    for given in (word.partition("=")[0].rstrip("+") for word in extra if word.startswith("--")):
+        name = given.removeprefix("--")
+        if name == SEED and SEED in file.parameters:
+            raise ValueError(f"The seeds of a sweep are given by --seeds=NUMBER (make: SEEDS); leave {given} out.")
+        for varied in file.varied():
+            if f"{name}.".startswith(f"{varied}.") or f"{varied}.".startswith(f"{name}."):
+                raise ValueError(
+                    f"The sweep {file.path.stem} varies --{varied}; leave {given} out, or write what it should be "
+                    f"into {file.path.name}."
+                )
 
 
 def label_of(choice: dict[str, Any], file: SweepFile) -> str:

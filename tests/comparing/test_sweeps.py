@@ -72,6 +72,35 @@ def test_what_the_network_refuses_is_left_out_with_its_reason(tmp_path: Path) ->
     assert made.left_out["Linear"] == "not in vit-attention.yaml"
 
 
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["--model.attention=Local"], "varies --model.attention; leave --model.attention out"),
+        (["--model.attention", "Local"], "varies --model.attention; leave --model.attention out"),
+        (["--model.attention.window=5"], "varies --model.attention; leave --model.attention.window out"),
+        (["--model.optim={}"], "varies --model.optim.lr; leave --model.optim out"),
+        (["--model.optim.lr", "0.1"], "varies --model.optim.lr; leave --model.optim.lr out"),
+        (["--seed_everything=5"], "by --seeds=NUMBER (make: SEEDS); leave --seed_everything out"),
+        (["--seed_everything", "5"], "by --seeds=NUMBER (make: SEEDS); leave --seed_everything out"),
+    ],
+)
+def test_an_option_of_every_run_cannot_be_one_that_varies(tmp_path: Path, extra: list[str], said: str) -> None:
+    """It would win over each choice: trials by the names of two mechanisms would both train the third."""
+    file = sweep_file(tmp_path, model__attention=["Softmax", "Linear"], model__optim__lr=[0.1, 0.2])
+    with pytest.raises(ValueError) as caught:
+        plan.plan(file, [*SMALL, *extra], 2, None)
+    assert said in str(caught.value)
+
+
+def test_an_option_beside_those_that_vary_goes_to_every_run(tmp_path: Path) -> None:
+    """A name that only begins alike, a parameter of one value, and the seed of a file that names none."""
+    file = sweep_file(tmp_path, model__head_diversity=[0.0, 0.1], model__depth=[2])
+    made = plan.plan(file, [*SMALL, "--model.head_diversity_kind=projected", "--seed_everything=5"], None, None)
+    labels = ["head_diversity=0.0", "head_diversity=0.1"]
+    assert [(trial.label, trial.seed) for trial in made.trials] == [(label, 5) for label in labels]
+    assert all("--model.depth=1" in trial.words and "--seed_everything=5" in trial.words for trial in made.trials)
+
+
 def test_names_follow_from_all_options(tmp_path: Path) -> None:
     file = sweep_file(tmp_path, model__attention=["Softmax", "Linear"])
     names = [trial.name for trial in plan.plan(file, SMALL, 2, None).trials]
