@@ -33,7 +33,7 @@ PUBLIC = sorted(
 HEADS = ("degenerate", "diversity", "figures", "health", "prune", "reinit")
 """What of the heads is public: the figures of one, how they are measured and judged, and what is done about it."""
 
-PUBLIC_MODULES = ("attnzoo", "attnzoo.positions", *(f"attnzoo.heads.{name}" for name in HEADS))
+PUBLIC_MODULES = ("attnzoo", "attnzoo.positions", "attnzoo.swap", *(f"attnzoo.heads.{name}" for name in HEADS))
 """What of the library the experiments may import from."""
 
 

@@ -16,7 +16,7 @@ from experiments.training.ema import EmaWeights
 from experiments.training.head_monitor import probe_set
 from experiments.training.module import Experiment
 from experiments.training.optim import total_steps
-from experiments.training.probing import SAMPLES, ProbeSet
+from experiments.training.probing import SAMPLES, ProbeSet, has_attention
 
 log = logging.getLogger("experiments")
 
@@ -88,6 +88,11 @@ class HeadReinit(pl.Callback):
             raise ValueError(
                 f"--head_reinit.until={self.options.until} is a share of the run; set --trainer.max_epochs or "
                 f"--trainer.max_steps."
+            )
+        if not has_attention(pl_module.network):
+            raise ValueError(
+                f"--head_reinit begins heads of attnzoo anew, and {type(pl_module.network).__name__} has none; leave "
+                "it out. --head_monitor watches heads of torch, timm and transformers as well."
             )
         check_reinit(pl_module.network)
         self._total = total

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from attnzoo import Mechanism
 from attnzoo.heads.figures import Head, Health
 from attnzoo.heads.health import ablation, head_health, mean_loss
+from attnzoo.swap import adopt
 from experiments.training.module import Experiment
 
 SAMPLES = 512
+
+
+def has_attention(network: nn.Module) -> bool:
+    """Whether there is attention of ours in it, and not of another library alone."""
+    return any(isinstance(module, Mechanism) for module in network.modules())
 
 
 @runtime_checkable
@@ -33,7 +41,7 @@ class ProbeSet:
         samples: at least so many, in whole batches.
 
     Raises:
-        ValueError: where there are none.
+        ValueError: where there are none, or the network has no attention that could be looked at.
     """
 
     def __init__(self, model: Experiment, data: pl.LightningDataModule, samples: int = SAMPLES) -> None:
@@ -49,6 +57,8 @@ class ProbeSet:
                     break
         if not self.batches:
             raise ValueError("The validation part is empty, so there is nothing to measure heads by.")
+        with self._ours():
+            pass  # a network without attention is refused now, and not when the first check is due
 
     @property
     def network(self) -> nn.Module:
@@ -69,13 +79,16 @@ class ProbeSet:
     def health(self, *, ablate: bool = False, seed: int = 0) -> Health:
         """The figures of all heads, the same on every process."""
         queries = self.model.real_queries if isinstance(self.model, TellsQueries) else None
-        return head_health(
-            self.network, self.batches, loss=self.loss, ablate=ablate, queries=queries, seed=seed, reduce=self._reduce
-        )
+        with self._ours():
+            return head_health(
+                self.network, self.batches, loss=self.loss, ablate=ablate, queries=queries, seed=seed,
+                reduce=self._reduce,
+            )  # fmt: skip
 
     def ablation(self, heads: Sequence[Head | Sequence[Head]], health: Health) -> list[float]:
         """By how much the loss rises without each of them, the same on every process."""
-        return ablation(self.network, self.batches, self.loss, heads, health, self._reduce)
+        with self._ours():
+            return ablation(self.network, self.batches, self.loss, heads, health, self._reduce)
 
     def mean_loss(self) -> float:
         """The validation loss, the same on every process."""
@@ -86,6 +99,17 @@ class ProbeSet:
                 return mean_loss(self.batches, self.loss, self._reduce)
         finally:
             self.network.train(training)
+
+    @contextmanager
+    def _ours(self) -> Iterator[None]:
+        """A network of another library gives way to a copy with our attention meanwhile, which computes the same."""
+        own = self.network
+        if not has_attention(own):
+            self.model.network = adopt(own)
+        try:
+            yield
+        finally:
+            self.model.network = own
 
     def _reduce(self, values: Tensor) -> Tensor:
         trainer = self.model._trainer

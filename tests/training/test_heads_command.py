@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from attnzoo.heads.figures import Head, HeadHealth, Health
 from experiments.__main__ import main
@@ -73,6 +75,56 @@ def test_checkpoints_of_every_experiment(runs: Path, preset: str) -> None:
         lengths = [int(row.sum()) for batch in probes.batches for row in batch["target"][:, 1:] != 0]
         seen = [place for length in lengths for place in range(2, length + 1)]  # the first query sees one key
         assert own == pytest.approx(sum(seen) / len(seen), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of plain pictures."""
+    root = tmp_path_factory.mktemp("pictures")
+    for part, kind, shade in itertools.product(("train", "val"), ("cat", "dog"), range(3)):
+        (root / part / kind).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (90 * shade, len(kind), shade)).save(root / part / kind / f"{shade}.png")
+    return root
+
+
+def of_timm(pictures: Path, name: str, *options: str) -> list[str]:
+    data = [f"--data.path={pictures}", "--data.image_size=32", "--data.cache=null"]
+    return [*data, f"--model.name={name}", "--model.weights=random", *options]
+
+
+def test_heads_of_timm_are_watched_and_told(
+    runs: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy with attention of attnzoo is looked at; the network that is trained and kept stays as timm made it."""
+    path = trained(runs, "vit-finetune", *of_timm(pictures, "test_vit", "--head_monitor.every=2"))
+    assert (path.parents[1] / "figures" / "heads.csv").read_text().count("model.blocks.0.attn.shell") == 2
+    assert not [name for name in saved.read(path)["state_dict"] if "shell" in name]
+    probes = heads.probe_set(path, samples=6)
+    with torch.no_grad():
+        theirs = probes.loss(probes.batches[0])[0]
+    assert probes.health().loss == pytest.approx(float(theirs) / len(probes.batches[0]["image"]), rel=1e-5)
+    capsys.readouterr()
+    assert main(["heads", f"--ckpt={path}", f"--out={tmp_path / 'heads.png'}"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "%" in line]
+    assert rows[0][0] == "model.blocks.0.attn.shell"
+    assert (tmp_path / "heads.png").stat().st_size > 10_000
+
+
+def test_a_network_without_attention_is_told_in_a_line(
+    runs: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = of_timm(pictures, "test_convnext")
+    path = trained(runs, "vit-finetune", "--run.name=convolutions", *options)
+    capsys.readouterr()
+    assert main(["heads", f"--ckpt={path}"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "TimmNetwork holds no attention that is known here" in said
+    fit = ["fit", "--config=vit-finetune", f"--run.root={runs}", *SHORT]
+    assert main([*fit, *options, "--head_monitor.every=500"]) == 1
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert "TimmNetwork holds no attention that is known here" in said
+    assert main([*fit, *of_timm(pictures, "test_vit", "--head_reinit.every=500")]) == 1
+    assert "--head_monitor watches heads of torch, timm" in capsys.readouterr().err
 
 
 def test_mistakes_are_answered_in_a_line(
