@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from experiments.training.usage import CONFIGS, UsageError, nearest
+from experiments.training.usage import CONFIGS, UsageError, nearest, python
 
 SEED = "seed_everything"
 
@@ -66,7 +66,7 @@ def read(path: Path) -> SweepFile:
         raise ValueError(f"{path} is no YAML: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("parameters"), dict):
         raise ValueError(f"{path} is no sweep: it must have `method`, `command` and `parameters`.")
-    server = f"python -m wandb sweep {path}, then python -m wandb agent ID"
+    server = f"{python()} -m wandb sweep {path}, then {python()} -m wandb agent ID"
     if content.get("method") != "grid":
         raise ValueError(
             f"{path} has method: {content.get('method')}, which the W&B server steers: {server}.\n"
@@ -98,6 +98,6 @@ def _words(path: Path, command: Any) -> list[str]:
     if "fit" not in parts or parts[-1] != "${args}":
         raise ValueError(
             f"{path}: command must be a list that starts fit and ends in its options: "
-            "[${env}, ${interpreter}, -m, experiments, fit, --config=PRESET, ${args}]"
+            "[.venv/bin/python, -m, experiments, fit, --config=PRESET, ${args}]"
         )
     return parts[parts.index("fit") + 1 : -1]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command_args
+from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from experiments.comparing import files
-from experiments.training.usage import CONFIGS, UsageError, presets
+from experiments.training.usage import CONFIGS, UsageError, presets, python
 
 SWEEPS = sorted((CONFIGS / "sweeps").glob("*.yaml"))
 GRIDS = [path for path in SWEEPS if yaml.safe_load(path.read_text())["method"] == "grid"]
@@ -19,7 +20,7 @@ GRIDS = [path for path in SWEEPS if yaml.safe_load(path.read_text())["method"] =
 def write(folder: Path, **changes: Any) -> Path:
     content: dict[str, Any] = {
         "method": "grid",
-        "command": ["${env}", "${interpreter}", "-m", "experiments", "fit", "--config=vit", "${args}"],
+        "command": [".venv/bin/python", "-m", "experiments", "fit", "--config=vit", "${args}"],
         "parameters": {
             "seed_everything": {"values": [0, 1]},
             "model.dim": {"values": [8, 16]},
@@ -53,8 +54,14 @@ def test_a_server_gets_all_that_it_needs(path: Path) -> None:
     """A metric that every run logs, a command that starts the preset of the name, and how it is called."""
     content = yaml.safe_load(path.read_text())
     assert content["metric"] == {"name": "val/primary", "goal": "maximize"}
-    assert content["command"][:5] == ["${env}", "${interpreter}", "-m", "experiments", "fit"]
-    assert content["command"][-1] == "${args}"
+    command = create_sweep_command(list(content["command"]))
+    assert command[1:4] == ["-m", "experiments", "fit"]
+    assert command[-1] == "${args}"
+    # W&B's own ${interpreter} is the first `python` of the PATH, which knows nothing of the project.
+    assert f"\nBIN := {Path(command[0]).parent}\n" in (CONFIGS.parent / "Makefile").read_text()
+    heading = re.sub(r"\s*\n# ", " ", path.read_text().partition("program:")[0])
+    assert f"{command[0]} -m wandb sweep {path.relative_to(CONFIGS.parent)}" in heading
+    assert f"{command[0]} -m wandb agent ID" in heading
     (config,) = [word.removeprefix("--config=") for word in content["command"] if word.startswith("--config=")]
     assert config in presets()
     assert path.stem.startswith(f"{config}-")
@@ -75,7 +82,7 @@ def test_every_choice_comes_once_and_the_first_seed_first(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": "bayes"}, "method: bayes, which the W&B server steers: python -m wandb sweep"),
+        ({"method": "bayes"}, f"method: bayes, which the W&B server steers: {python()} -m wandb sweep"),
         ({"method": "random"}, "method: random"),
         ({"early_terminate": {"type": "hyperband"}}, "early_terminate"),
         (
@@ -97,7 +104,7 @@ def test_what_only_a_server_can_do_is_refused_by_name(tmp_path: Path, changes: d
 
 
 def test_the_file_by_bayes_is_refused_and_says_what_to_use() -> None:
-    with pytest.raises(ValueError, match=r"wandb sweep .*vit-lr\.yaml, then python -m wandb agent"):
+    with pytest.raises(ValueError, match=r"wandb sweep .*vit-lr\.yaml, then \S*python -m wandb agent"):
         files.read(files.find("vit", "lr"))
 
 
