@@ -5,18 +5,20 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from training_toys import Toy, ToyData
+from torch import nn
+from training_toys import Net, Toy, ToyData
 
-from attnzoo import Additive, Differential, Linear, Local, Softmax
+from attnzoo import Additive, Differential, Linear, Linformer, Local, MemoryCompressed, Performer, Softmax
 from experiments.__main__ import main
 from experiments.training import costs
 
 
-def built(attention: object = Softmax) -> Toy:
-    model = Toy(attention=attention)  # type: ignore[arg-type]
+def built(attention: object = Softmax, toy: type[Toy] = Toy) -> Toy:
+    model = toy(attention=attention)  # type: ignore[arg-type]
     model.facts = dict(ToyData().facts)
     model.configure_model()
     return model.eval()  # type: ignore[return-value]
@@ -46,6 +48,33 @@ def test_a_window_sees_fewer_pairs_than_all() -> None:
         model = built(attention)
         name = getattr(attention, "func", attention).__name__  # type: ignore[union-attr]
         assert costs.visible_pairs(model, batch(), name) == pytest.approx(share, abs=1e-4), name
+
+
+class Remembering(Toy):
+    """Its queries come to a memory, one by one, as those of a recurrent decoder do."""
+
+    def build_network(self, facts: dict[str, Any]) -> nn.Module:
+        class Steps(Net):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                tokens = self.embed(x.unsqueeze(-1))
+                memory = self.attention.memory(tokens)
+                heads = [self.attention.recall(token, memory) for token in tokens.split(1, dim=1)]
+                return self.layers(self.attention.merge(torch.cat(heads, dim=2))).sum((1, 2))
+
+        return Steps(self.attention)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        Softmax, Additive, Linear, Performer, functools.partial(MemoryCompressed, factor=2),
+        functools.partial(Linformer, rank=2, max_len=3),
+    ],
+)  # fmt: skip
+def test_a_memory_of_mixtures_or_sums_of_keys_has_all_pairs_as_the_sequence_has(attention: Any) -> None:
+    name = getattr(attention, "func", attention).__name__
+    for toy in (Toy, Remembering):
+        assert costs.visible_pairs(built(attention, toy), batch(), name) == 1.0
 
 
 def test_other_mechanisms_than_the_one_asked_for_do_not_count() -> None:
