@@ -48,7 +48,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 def head_health(
     model: nn.Module,
-    batches: Sequence[Any],
+    batches: Iterable[Any],
     *,
     run: Run | None = None,
     loss: Loss | None = None,
@@ -62,7 +62,8 @@ def head_health(
 
     Args:
         model: any module with attentions of attnzoo; it is put into evaluation meanwhile.
-        batches: the fixed set; about 512 sequences, and at least 32 tokens for each number in a head.
+        batches: the fixed set; about 512 sequences, and at least 32 tokens for each number in a head. A list, a loader
+            that gives the same each time, or an iterator, which is kept as a list where it is needed more than once.
         run: calls the model on a batch; ``model(batch)``, ``model(*batch)`` or ``model(**batch)`` by its type if None.
         loss: calls the model and gives its loss; takes the place of ``run``.
         ablate: measure the ablation of every head too, which takes a pass over all batches for each.
@@ -86,18 +87,19 @@ def head_health(
         >>> round(health["attention", 1].effective_keys, 3)
         12.0
     """
-    if not batches:
-        raise ValueError("head_health needs batches to measure on, got none")
     if ablate and loss is None:
         raise ValueError("ablate=True needs loss=, which calls the model on a batch and gives (sum, count)")
+    batches = _again(batches) if ablate else batches
     call: Run = loss or run or (lambda batch: _called(model, batch))
     sites = find_sites(model)
     known = {name: Sums.none(site) for name, site in sites.items()}
     seen: dict[str, Passed] = {}
     value = torch.zeros(2, dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
+    count = 0
     with _evaluating(model):
         for batch in batches:
+            count += 1
             with capture(model) as passed:
                 result = call(batch)
             if loss is not None:
@@ -109,6 +111,8 @@ def head_health(
                     if one.call.mechanism.traits.linear_in_v:
                         known[name] = known[name].plus(weights(sites[name], one, real, columns, generator))
                     seen[name] = one
+    if not count:
+        raise ValueError("head_health needs batches to measure on, got none")
     silent = [name for name in sites if name not in seen]
     if silent:
         raise ValueError(f"no batch went through {', '.join(silent)}; give batches that do, or the part of the model")
@@ -137,14 +141,18 @@ def ablation(
 
     Args:
         model: as for ``head_health``.
-        batches: as there.
+        batches: the same as there; of an iterator that was used up there, nothing is left.
         loss: as there.
         heads: one by one, or lists of heads that are ablated together.
         health: what ``head_health`` gave with that loss.
         reduce: as there.
+
+    Raises:
+        ValueError: for a health without a loss, and for batches in which the loss counts nothing.
     """
-    assert health.loss is not None, "measure the health with the loss first"
-    rises = []
+    if health.loss is None:
+        raise ValueError("only a loss tells what an ablation costs; give loss= to head_health, too")
+    batches, rises = _again(batches), []
     with _evaluating(model):
         for entry in heads:
             together: dict[str, list[int]] = {}
@@ -156,11 +164,17 @@ def ablation(
 
 
 def mean_loss(batches: Iterable[Any], loss: Loss, reduce: Reduce | None = None) -> float:
-    """The mean loss over the batches."""
+    """The mean loss over the batches.
+
+    Raises:
+        ValueError: if there are none, or none of a sample or token that counts.
+    """
     value = torch.zeros(2, dtype=torch.float64)
     for batch in batches:
         value += torch.stack([torch.as_tensor(part).detach().double().cpu() for part in loss(batch)])
     value = value if reduce is None else reduce(value)
+    if not value[1]:
+        raise ValueError("there is no batch in which the loss counts anything; an iterator gives its batches only once")
     return float(value[0] / value[1].clamp(min=1))
 
 
@@ -171,6 +185,11 @@ def real_queries(passed: Passed, told: Tensor | None) -> Tensor | None:
     if own is None or told is None:
         return told if own is None else own
     return own & told
+
+
+def _again(batches: Iterable[Any]) -> Iterable[Any]:
+    """The batches, to be gone over as often as one likes."""
+    return list(batches) if isinstance(batches, Iterator) else batches
 
 
 @contextmanager

@@ -209,6 +209,25 @@ def test_norm_redundancy_and_ablation_by_hand() -> None:
     assert health.loss == pytest.approx(float(before), rel=1e-5)
 
 
+def test_batches_of_an_iterator_are_gone_over_as_often_as_needed() -> None:
+    """For the figures they may be longer than memory; ablation has to see them again for each head."""
+    attn, x = shell(), torch.randn(8, 12, 32)
+    loss = lambda batch: (attn(batch).square().sum(), batch.numel())  # noqa: E731
+    expected = head_health(attn, x.split(4), loss=loss, ablate=True)
+    assert head_health(attn, iter(x.split(4)), loss=loss, ablate=True).heads == expected.heads
+    heads = [entry.head for entry in expected.heads]
+    assert ablation(attn, iter(x.split(4)), loss, heads, expected) == [entry.ablation for entry in expected.heads]
+    used = iter(x.split(4))
+    health = head_health(attn, used, loss=loss)
+    assert figure(health, "sink").tolist() == figure(expected, "sink").tolist()
+    with pytest.raises(ValueError, match="an iterator gives its batches only once"):
+        ablation(attn, used, loss, heads, health)
+    with pytest.raises(ValueError, match="needs batches to measure on, got none"):
+        head_health(attn, used, loss=loss)
+    with pytest.raises(ValueError, match="give loss= to head_health"):
+        ablation(attn, [x], loss, heads, head_health(attn, [x]))
+
+
 def test_turning_the_basis_of_a_head_hides_no_duplicate() -> None:
     """V and O slice by an orthogonal matrix: the function stays, and so does the redundancy."""
     attn, x = shell(), torch.randn(4, 24, 32)
