@@ -78,19 +78,39 @@ def head_axes(mechanism: Mechanism) -> dict[str, int]:
     """Which parameters and buffers of a mechanism have an axis for the heads: path -> axis.
 
     Found by building the same mechanism with twice the heads. Which options it had is read from its attributes.
+
+    Raises:
+        ValueError: for a mechanism that does not keep an option, so that it cannot be built again, and for a tensor
+            that grows with the heads in another way than along one axis.
     """
     if not mechanism.state_dict(keep_vars=True):
         return {}
-    named = inspect.signature(type(mechanism)).parameters
-    options = {name: getattr(mechanism, name) for name in list(named)[2:] if hasattr(mechanism, name)}
+    name = type(mechanism).__name__
+    named = list(inspect.signature(type(mechanism)).parameters.values())[2:]
+    kept = {option.name: getattr(mechanism, option.name) for option in named if hasattr(mechanism, option.name)}
+    for option in named:
+        needed = option.default is option.empty and option.kind in (option.KEYWORD_ONLY, option.POSITIONAL_OR_KEYWORD)
+        if needed and option.name not in kept:
+            raise ValueError(
+                f"{name} does not keep its option {option.name}, so that what it has for each head cannot be told; "
+                f"set self.{option.name} in its constructor"
+            )
     with torch.random.fork_rng(devices=[]):
-        twin = type(mechanism)(2 * mechanism.num_heads, mechanism.head_dim, **options)
-    larger = twin.state_dict()
+        twin = type(mechanism)(2 * mechanism.num_heads, mechanism.head_dim, **kept)
+    larger = {path: tensor.shape for path, tensor in twin.state_dict().items()}
     axes = {}
     for path, tensor in mechanism.state_dict().items():
-        grown = [axis for axis, size in enumerate(tensor.shape) if larger[path].shape[axis] == 2 * size]
-        if grown and larger[path].numel() == 2 * tensor.numel():
-            axes[path] = grown[0]
+        shape, wider = tensor.shape, larger.get(path)
+        if wider == shape:
+            continue
+        fitting = [axis for axis in range(len(shape)) if wider == (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])]
+        if not fitting:
+            raise ValueError(
+                f"{name}: {path} is {tuple(shape)}, built anew with twice the heads "
+                f"{'not there' if wider is None else tuple(wider)}, so that no part of it is known to be one "
+                f"head's; a mechanism keeps its options as attributes"
+            )
+        axes[path] = fitting[0]
     return axes
 
 

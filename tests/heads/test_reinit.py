@@ -172,6 +172,63 @@ def test_grouped_keys_begin_anew_with_their_whole_group() -> None:
     torch.testing.assert_close(both(x), expected, atol=1e-5, rtol=1e-4)
 
 
+class Own(Softmax):
+    """A mechanism of one's own with numbers for each head; keeps the option ``width`` if asked to."""
+
+    def __init__(self, num_heads: int, head_dim: int, width: int, keep: bool, **options: Any) -> None:
+        super().__init__(num_heads, head_dim, **options)
+        self.keep = keep
+        if keep:
+            self.width = width
+        self.table = nn.Parameter(torch.randn(num_heads, width))
+
+
+class Forgetful(Softmax):
+    """Its option has a default, and what was given is not kept."""
+
+    def __init__(self, num_heads: int, head_dim: int, width: int = 1) -> None:
+        super().__init__(num_heads, head_dim)
+        self.table = nn.Parameter(torch.randn(num_heads, width))
+
+
+class Mixing(Softmax):
+    """Heads that are mixed: no number belongs to one of them."""
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__(num_heads, head_dim)
+        self.mixed = nn.Parameter(torch.eye(num_heads))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "said"),
+    [
+        (functools.partial(Own, width=3, keep=False), "Own does not keep its option width.*set self.width"),
+        (functools.partial(Forgetful, width=3), r"Forgetful: table is \(4, 3\), .* twice the heads \(8, 1\)"),
+        (
+            functools.partial(Own, width=3, keep=True, sink=True),
+            r"Own: sink_scores is \(4,\), .* twice the heads not there",
+        ),
+        (Mixing, r"Mixing: mixed is \(4, 4\), .* twice the heads \(8, 8\)"),
+    ],
+)
+def test_a_mechanism_that_cannot_be_told_apart_by_heads_is_refused(mechanism: Any, said: str) -> None:
+    attn, x = shell(mechanism), torch.randn(2, 20, 24)
+    means, before = head_health(attn, [x]).means, copy.deepcopy(attn.state_dict())
+    with pytest.raises(ValueError, match=said):
+        reinit_heads(attn, [Head("attention", 1)], means, step=1)
+    with pytest.raises(ValueError, match=said):
+        prune_heads(attn, [Head("attention", 1)], means)
+    assert all(torch.equal(value, before[name]) for name, value in attn.state_dict().items())
+
+
+@torch.no_grad()
+def test_a_mechanism_that_keeps_its_options_is_pruned() -> None:
+    attn, x = shell(functools.partial(Own, width=3, keep=True)), torch.randn(2, 20, 24)
+    table = attn.mechanism.table
+    prune_heads(attn, [Head("attention", 1)], head_health(attn, [x]).means)
+    assert torch.equal(attn.mechanism.table, table[[0, 2, 3]])
+
+
 def test_moments_of_adam() -> None:
     attn, x = shell().train(), torch.randn(3, 20, 24)
     optimizer = torch.optim.AdamW(attn.parameters(), lr=1e-3, amsgrad=True)
