@@ -105,7 +105,8 @@ def _plain(figure: Any) -> Any:
 
 def _health(group: Group) -> dict[str, Any] | None:
     """The last figures about heads in `metrics.csv`, where a run has some."""
-    rows, names = {}, {}
+    rows: list[tuple[str, int, dict[str, str]]] = []
+    names: dict[str, None] = {}
     for variant in group.variants:
         for seed, run in variant.runs.items():
             found: dict[str, str] = {}
@@ -113,10 +114,11 @@ def _health(group: Group) -> dict[str, Any] | None:
                 found |= {name: value for name, value in row.items() if name and name.startswith("heads/") and value}
             if found:
                 names |= dict.fromkeys(found)
-                rows[f"{variant.label}, seed {seed}"] = found
-    table = {
-        label: [f"{float(found[name]):.4g}" if name in found else "" for name in names] for label, found in rows.items()
-    }
+                rows.append((variant.label, seed, found))
+    table = [
+        {"label": label, "seed": seed, "values": [f"{float(found[n]):.4g}" if n in found else "" for n in names]}
+        for label, seed, found in rows
+    ]
     return {"names": [name.removeprefix("heads/") for name in names], "rows": table} if rows else None
 
 

@@ -95,18 +95,22 @@ def test_a_click_on_a_head_sorts_and_a_second_one_turns_round(browser: Any) -> N
         assert shown(browser, names)[-1].startswith("Softmax")
 
 
-def test_the_filter_leaves_rows_pictures_and_curves_that_match(browser: Any) -> None:
+def test_the_filter_leaves_rows_heads_pictures_and_curves_that_match(browser: Any) -> None:
     until(browser, "document.querySelector('#learning-1').data !== undefined")
     browser.find_element("id", "filter").send_keys("lin")
     assert [text.split()[0] for text in shown(browser, ".group:not([hidden]) table.runs tbody td:first-child")] == [
         "Linear", "Linformer",
     ]  # fmt: skip
+    assert shown(browser, "table.health tbody td:first-child") == [
+        f"{name}, seed {seed}" for name in ("Linear", "Linformer") for seed in range(4)
+    ]
     assert len(shown(browser, ".pictures figure")) == 2
     visible = "document.querySelector('#learning-1').data.filter((t) => t.visible === true).map((t) => t.meta)"
     assert set(browser.execute_script(f"return {visible}")) == {"Linear", "Linformer"}
     browser.find_element("id", "filter").clear()
     browser.find_element("id", "filter").send_keys(" ")
     assert len(shown(browser, ".group:not([hidden]) table.runs tbody tr")) == 10
+    assert len(shown(browser, "table.health tbody tr")) == 40
 
 
 def test_groups_are_shown_one_at_a_time(browser: Any) -> None:
