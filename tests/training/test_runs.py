@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import json
 import logging
 import os
@@ -140,12 +142,17 @@ class FakeRun:
         self.defined: dict[str, dict[str, Any]] = {}
         self.dir = "files"
         self.summary: dict[str, Any] = {}
+        self.id = options["id"]
+        self.artifacts: list[tuple[Any, list[str]]] = []
 
     def log(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
     def define_metric(self, name: str, **options: Any) -> None:
         self.defined[name] = options
+
+    def log_artifact(self, artifact: Any, aliases: list[str]) -> None:
+        self.artifacts.append((artifact, aliases))
 
     def finish(self, exit_code: int) -> None:
         self.options["exit_code"] = exit_code
@@ -257,6 +264,27 @@ def test_a_run_that_never_starts_opens_no_wandb_run(config: Path, monkeypatch: p
     root = f"--run.root={config.parent / 'runs'}"
     assert main(["fit", f"--config={config}", root, "--trainer.max_epochs=-1"]) == 1
     assert not runs
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_the_best_checkpoint_is_an_artifact_of_a_run_that_is_online(
+    config: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    runs = fake_wandb(monkeypatch)
+    monkeypatch.setattr(FakeRun, "offline", offline)
+    monkeypatch.setenv("WANDB_DATA_DIR", str(config.parent))
+    root = config.parent / "runs"
+    assert main(["fit", f"--config={config}", f"--run.root={root}"]) == 0
+    (run,) = runs
+    assert len(run.artifacts) == (0 if offline else 1)
+    (best,) = root.glob("toy/*/checkpoints/best.ckpt")
+    for artifact, aliases in run.artifacts:
+        assert (artifact.name, artifact.type, aliases) == (f"checkpoint-{run.id}", "model", ["best"])
+        results = json.loads((best.parents[1] / "results.json").read_text())
+        assert artifact.metadata == {"val/primary": results["best_val_primary"]}
+        (file,) = artifact.manifest.entries.values()
+        digest = base64.b64encode(hashlib.md5(best.read_bytes()).digest()).decode()
+        assert (file.path, file.size, file.digest) == ("best.ckpt", best.stat().st_size, digest)
 
 
 def test_throughput_counts_samples_without_the_first_batch(tmp_path: Path) -> None:

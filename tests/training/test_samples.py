@@ -19,12 +19,15 @@ SHORT = [
     "--trainer.limit_train_batches=3",
     "--trainer.limit_val_batches=1",
     "--trainer.limit_test_batches=1",
+    "--head_monitor.every=1",
+    "--head_monitor.samples=32",
 ]
 SMALL = ["--model.dim=16", "--model.num_heads=2", "--trainer.accelerator=cpu"]
 
-PRESETS: dict[str, tuple[list[str], list[str]]] = {
+PRESETS: dict[str, tuple[list[str], str, list[str]]] = {
     "vit": (
         ["--model.depth=1"],
+        "attention",
         ["sample", "image", "label", "first", "first probability", "second", "second probability"],
     ),
     "translator": (
@@ -34,18 +37,19 @@ PRESETS: dict[str, tuple[list[str], list[str]]] = {
             "--model.decoder_depth=1",
             "--model.decoding.beam=1",
         ],
+        "alignment",
         ["sample", "source", "reference", "translation", "alignment"],
     ),
-    "forecaster": (["--model.depth=1"], ["sample", "mse", "mae", "forecast"]),
+    "forecaster": (["--model.depth=1"], "forecast", ["sample", "mse", "mae", "forecast"]),
 }
-"""Preset -> (options that make it small, the first columns of its table)."""
+"""Preset -> (options that make it small, a picture that it draws, the first columns of its table)."""
 
 
 @pytest.mark.parametrize(
     "preset", ["vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("translator", "forecaster"))]
 )
 def test_the_offline_log_has_what_a_dashboard_needs(preset: str, tmp_path: Path) -> None:
-    options, columns = PRESETS[preset]
+    options, picture, columns = PRESETS[preset]
     assert main(["fit", f"--config={preset}", f"--run.root={tmp_path}", *SHORT, *SMALL, *options]) == 0
     (folder,) = (tmp_path / preset).iterdir()
     log = wandb_file.read(folder)
@@ -56,6 +60,11 @@ def test_the_offline_log_has_what_a_dashboard_needs(preset: str, tmp_path: Path)
     logged = {name for row in log["rows"] for name in row}
     assert {"train/loss", "lr", "grad_norm", "val/loss", "val/primary", "test/primary", "memory/peak_mib"} <= logged
     assert {"best/score", "best/step", "test/primary"} <= log["summary"].keys()
+    for name in (picture, "heads"):
+        *_, last = [row for row in log["rows"] if f"{name}/path" in row]
+        sent = (log["folder"] / "files" / last[f"{name}/path"]).read_bytes()
+        assert sent == (folder / "figures" / f"{name}.png").read_bytes()
+        assert sent[:4] == b"\x89PNG"
     _check_table(folder, log, columns)
 
 
