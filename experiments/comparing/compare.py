@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,8 @@ ALL_PAIRS = 0.9
 """From this share of the pairs on a mechanism is marked: it is no cheaper form of attention here."""
 
 MARK = "●"
+
+MAJORITY = "majority class (no model)"
 
 LEGEND = (
     f"{MARK} more than {ALL_PAIRS:.0%} of the pairs of query and key have a weight. "
@@ -74,27 +78,40 @@ def show(runs: str = "runs/*/*", out: str | None = None) -> int:
 
 
 def table(group: Group) -> Table:
-    """One row for each variant."""
+    """As `rows` has them."""
     made = Table(title=Text(group.title), title_justify="left", box=box.SIMPLE_HEAD)
     made.add_column(HEADS[0])
     for head in HEADS[1:]:
         made.add_column(head, justify="right")
-    for variant in group.variants:
-        made.add_row(*(Text(cell.text) for cell in cells(variant, group)))
+    for row in rows(group):
+        made.add_row(*(Text(cell.text) for cell in row))
     return made
 
 
+def rows(group: Group) -> list[list[Cell]]:
+    """A row for each variant, and for the most frequent answer where a task scores it; the best first."""
+    found = [cells(variant, group) for variant in group.variants]
+    metrics = [run.results["metrics"] for variant in group.variants for run in variant.runs.values()]
+    scores = [score for each in metrics if (score := each.get("test/majority")) is not None]
+    if scores:
+        score, none = statistics.fmean(scores), Cell("", None)
+        found.append([Cell(MAJORITY, MAJORITY), none, Cell(f"{score:.4f}", score), *[none] * (len(HEADS) - 3)])
+    return sorted(found, key=_score, reverse=True)
+
+
+def _score(row: list[Cell]) -> float:
+    value = row[HEADS.index("test/primary")].value
+    return value if isinstance(value, int | float) else -math.inf
+
+
 def notes(group: Group) -> list[str]:
-    """What the table does not show: runs not finished or repeated, a missing baseline; and what no model scores."""
+    """What the table does not show: runs not finished or repeated, a missing baseline."""
     lines = [f"{len(runs)} {status}: {_names(runs)}" for status, runs in sorted(group.open.items())]
     older = [run for variant in group.variants for run in variant.older]
     if older:
         lines.append(f"{len(older)} left out, for a newer one has the same options and seed: {_names(older)}")
     if group.baseline is None and group.variants:
         lines.append("No run with Softmax to compare with.")
-    runs = [run for variant in group.variants for run in variant.runs.values()]
-    trivial = {run.results["metrics"]["test/majority"] for run in runs if run.results["metrics"].get("test/majority")}
-    lines += [f"Always the most frequent answer scores {score:.4f}." for score in sorted(trivial)]
     return lines
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from plotly.offline import get_plotlyjs
 
 from experiments.comparing import charts
-from experiments.comparing.compare import HEADS, LEGEND, cells, notes
+from experiments.comparing.compare import HEADS, LEGEND, notes, rows
 from experiments.comparing.grouping import Group
 from experiments.comparing.reading import Run, flat, left_out
 from experiments.training.writing import write_whole
@@ -88,8 +88,7 @@ def _section(number: int, group: Group, figures: dict[str, Any], pictures: _Pict
     return {
         "title": group.title,
         "rows": [
-            {"label": variant.label, "cells": cells(variant, group), "colour": palette[variant.label]}
-            for variant in group.variants
+            {"label": row[0].value, "cells": row, "colour": palette.get(str(row[0].value))} for row in rows(group)
         ],
         "notes": notes(group),
         "plots": plots,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from made_runs import make_run
 
-from experiments.comparing.compare import MARK, cells, notes
+from experiments.comparing import page
+from experiments.comparing.compare import MAJORITY, MARK, cells, notes, rows, table
 from experiments.comparing.grouping import Group, groups
 from experiments.comparing.judging import difference, half_width
 from experiments.comparing.reading import find
@@ -72,6 +73,19 @@ def test_a_row_has_mean_interval_difference_and_costs(tmp_path: Path) -> None:
     assert MARK not in found["model"]
     assert row(group, "Softmax")["model"] == f"Softmax {MARK}"
     assert row(group, "Softmax")["difference"] == "baseline"
+
+
+def test_the_majority_class_is_a_row_at_its_place(tmp_path: Path) -> None:
+    for name, score in (("Softmax", 0.9), ("Local", 0.2), ("Linear", None)):
+        make_run(tmp_path, name, score, results={"metrics": {"test/primary": score, "test/majority": 0.25}})
+    group = only_group(tmp_path)
+    found = {row[0].value: row for row in rows(group)}
+    assert list(found) == ["Softmax", MAJORITY, "Local", "Linear"]
+    assert found[MAJORITY][2] == ("0.2500", 0.25)
+    first = [str(cell) for cell in table(group).columns[0].cells]
+    assert first == [f"Softmax {MARK}", MAJORITY, "Local", f"Linear {MARK}"]
+    page.write([group], tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").count(f'<tr data-label="{MAJORITY}">') == 1
 
 
 def test_only_runs_of_one_setting_are_compared(tmp_path: Path) -> None:
