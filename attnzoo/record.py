@@ -54,7 +54,8 @@ def record(model: nn.Module, *, skip_unreadable: bool = False) -> Iterator[dict[
 
     Args:
         model: any module that holds mechanisms, in evaluation mode.
-        skip_unreadable: leave steps out whose state keeps no keys, such as those of ``Linear``, instead of refusing.
+        skip_unreadable: leave steps out whose state keeps no keys, such as causal ones of ``Linear``, instead of
+            refusing. Steps on a memory that was made inside the context are read for every mechanism.
 
     Yields:
         Site name -> its calls, in order. The name is the path of the module that holds the mechanism.
@@ -86,8 +87,10 @@ def record(model: nn.Module, *, skip_unreadable: bool = False) -> Iterator[dict[
             sites[site] = []
             # Shadows the method on this one object for the time of the context, so nothing is paid when off.
             mechanism.__dict__["_attend"] = _listen(mechanism, sites[site])
-            for name in () if skip_unreadable else ("advance", "recall"):
-                mechanism.__dict__[name] = _must_be_heard(mechanism, name, sites[site])
+            memories: dict[int, Memory] = {}
+            mechanism.__dict__["remember"] = _keep_memory(mechanism, memories)
+            for name in ("advance", "recall"):
+                mechanism.__dict__[name] = _hear_step(mechanism, name, sites[site], memories, skip_unreadable)
         yield sites
     finally:
         for mechanism, shadows in outer.items():
@@ -96,17 +99,47 @@ def record(model: nn.Module, *, skip_unreadable: bool = False) -> Iterator[dict[
             mechanism.__dict__.update(shadows)
 
 
-SHADOWED = ("_attend", "advance", "recall")
+SHADOWED = ("_attend", "remember", "advance", "recall")
 
 
-def _must_be_heard(mechanism: Mechanism, name: str, calls: list[Call]) -> Callable[..., Any]:
-    """A step whose state keeps no keys has nothing that could be recorded, and says so."""
+class Memory(NamedTuple):
+    """What a state of fixed keys was made of, and the state itself, so that no other one gets its id."""
+
+    state: Any
+    keys: Tensor
+    v: Tensor
+    key_keep: Tensor | None
+
+
+def _keep_memory(mechanism: Mechanism, memories: dict[int, Memory]) -> Callable[..., Any]:
+    remember = mechanism.remember
+
+    def keeping(keys: Tensor, v: Tensor, key_keep: Tensor | None) -> Any:
+        state = remember(keys, v, key_keep)
+        memories[id(state)] = Memory(state, keys.detach(), v.detach(), key_keep)
+        return state
+
+    return keeping
+
+
+def _hear_step(
+    mechanism: Mechanism, name: str, calls: list[Call], memories: dict[int, Memory], skip_unreadable: bool
+) -> Callable[..., Any]:
+    """A step whose state keeps no keys passes the listener by: it is read by what a memory was made of, or refused."""
     method = getattr(mechanism, name)
 
-    def heard(*args: Any) -> Any:
+    def heard(q: Tensor, *args: Any) -> Any:
         before = len(calls)
-        result = method(*args)
-        if len(calls) == before:
+        result = method(q, *args)
+        if len(calls) > before:
+            return result
+        state, mask, bias = args[-3:]
+        memory = memories.get(id(state))
+        if memory is not None:
+            mask = Mask(key_keep=memory.key_keep, pair_keep=mask.pair_keep)
+            call = Call(mechanism, q.detach(), memory.keys, memory.v, mask, _detach(bias), result.detach())
+            calls.append(call)
+        elif not skip_unreadable:
             raise ValueError(
                 f"record() cannot read a step of {type(mechanism).__name__}, whose state keeps no keys; "
                 f"give it the whole sequence at once"

@@ -68,11 +68,7 @@ def visible_pairs(model: Experiment, batch: Any, mechanism: str) -> float | None
         return None
     with torch.no_grad(), record(network, skip_unreadable=True) as sites:
         model.step(batch, "val")
-    first = [calls[0] for calls in sites.values() if calls and calls[0].mechanism in named]
-    shares = [_share(call) for call in first]
-    # Steps on a memory of its own are not recorded where it keeps no keys, but mixtures or sums that each key is in.
-    own = [module for module in named if type(module).recall is not Mechanism.recall]
-    shares += [1.0 for module in own if all(call.mechanism is not module for call in first)]
+    shares = [_share(calls[0]) for calls in sites.values() if calls and calls[0].mechanism in named]
     return round(sum(shares) / len(shares), 4) if shares else None
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnzoo import Call
 from experiments.training.module import Experiment
+from experiments.training.writing import write_figure
 
 LONGEST_MAP = 1024
 """Tokens; a map is read column by column, so that its time grows with the cube of their number."""
@@ -49,7 +50,6 @@ def save_pictures(model: Experiment, data: pl.LightningDataModule, folder: Path)
         figures = model.attention_pictures(batch)
     files = {}
     for name, figure in figures.items():
-        folder.mkdir(parents=True, exist_ok=True)
         files[name] = folder / f"{name.replace('/', '-')}.png"
-        figure.savefig(files[name], bbox_inches="tight")
+        write_figure(files[name], figure, "--run.root")
     return files

@@ -166,6 +166,26 @@ def test_steps_are_calls_too(kind: type[Mechanism]) -> None:
         close(row[:, :, 0], expected[:, :, t, : t + 1])
 
 
+@pytest.mark.traits("cross", "linear_in_v", "key_keep")
+def test_steps_on_a_memory_are_calls_whatever_it_keeps(make: Make, random_qkv: Draw) -> None:
+    """The map is that of the whole keys, padding left out, also where a state holds mixtures or sums of them."""
+    mechanism = make(2, 4)
+    q, k, v = (x.detach() for x in random_qkv(3, 7))
+    keep = torch.arange(7) < torch.tensor([[7], [4]])
+    with record(mechanism) as sites:
+        state = mechanism.memory(k, v, Mask(key_keep=keep))
+        outputs = [mechanism.step(part, None, None, state)[0] for part in q.split(1, dim=2)]
+    calls = sites["attention"]
+    assert len(calls) == 3
+    expected = attention_map(mechanism, q, k, Mask(key_keep=keep))
+    for t, call in enumerate(calls):
+        close(call.heads, outputs[t])
+        close(call.map(), expected[:, :, t : t + 1])
+    with record(mechanism, skip_unreadable=True) as later:
+        mechanism.step(q, None, None, state)
+    assert len(later["attention"]) == int(hasattr(state, "k"))
+
+
 def test_maps_inside_the_context_are_not_calls() -> None:
     """Reading while recording adds nothing to what is read, so a loop over the calls ends."""
     attn = MultiheadAttention(8, 2).eval()

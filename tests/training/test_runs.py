@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import io
 import json
 import logging
 import os
@@ -300,8 +301,8 @@ def test_throughput_counts_samples_without_the_first_batch(tmp_path: Path) -> No
 
 def test_pictures_are_files(tmp_path: Path) -> None:
     class Figure:
-        def savefig(self, path: Path, **options: Any) -> None:
-            path.write_bytes(b"png")
+        def savefig(self, file: io.BytesIO, **options: Any) -> None:
+            file.write(b"png")
 
     class Drawn(Toy):
         def attention_pictures(self, batch: Any) -> dict[str, Any]:
