@@ -17,6 +17,7 @@ from attnzoo import CATALOGUE
 from benchmarks import runs
 from benchmarks.choice import chosen
 from benchmarks.machine import machine
+from benchmarks.steps import step_times
 from experiments.training.tables import show_table
 
 PRESET = "vit-cifar10-cpu"
@@ -45,16 +46,15 @@ def measure(folder: Path, arguments: list[str]) -> int:
         if done is None:
             break
         piece.write_text(json.dumps(done | {"machine": machine()}, indent=1) + "\n")
-    heads = ("mechanism", "pairs with a weight", "test accuracy", "parameters", "ms a step", "peak MiB", "minutes")
-    table = Table(*heads)
+    table = Table("mechanism", "pairs with a weight", "test accuracy", "parameters", "ms a step", "peak MiB")
     pieces = {name: folder / f"{name}.json" for name in CATALOGUE}
-    for name, piece in pieces.items():
-        if piece.is_file():
-            row = json.loads(piece.read_text())
-            pairs = "" if row["visible_pairs"] is None else f"{row['visible_pairs']:.0%}"
-            step = "" if row["step_ms"] is None else f"{row['step_ms']:.0f}"
-            cells = (f"{row['metrics']['test/accuracy']:.4f}", f"{row['parameters']:,}", step)
-            table.add_row(name, pairs, *cells, f"{row['peak_memory_mib']:.0f}", f"{row['wall'] / 60:.0f}")
+    rows = {name: json.loads(piece.read_text()) for name, piece in pieces.items() if piece.is_file()}
+    best = {name: Path(row["folder"]) / "checkpoints" / "best.ckpt" for name, row in rows.items()}
+    times = step_times(best, folder / "steps.json")
+    for name, row in rows.items():
+        pairs = "" if row["visible_pairs"] is None else f"{row['visible_pairs']:.0%}"
+        cells = (f"{row['metrics']['test/accuracy']:.4f}", f"{row['parameters']:,}", f"{times[name]:.0f}")
+        table.add_row(name, pairs, *cells, f"{row['peak_memory_mib']:.0f}")
     show_table(table)
-    print(f"{sum(piece.is_file() for piece in pieces.values())} of {len(CATALOGUE)} mechanisms are done")
+    print(f"{len(rows)} of {len(CATALOGUE)} mechanisms are done")
     return 0

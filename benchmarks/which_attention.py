@@ -10,32 +10,25 @@ from __future__ import annotations
 import json
 import math
 import signal
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks import runs
-from benchmarks.examples import data_of
-from benchmarks.machine import machine
 from benchmarks.plots import quality
-from benchmarks.timing import Call, rounds
+from benchmarks.steps import step_times
 from experiments.comparing import files, reading
 from experiments.comparing.grouping import BASELINE
 from experiments.comparing.judging import difference, half_width
-from experiments.training import saved
-from experiments.training.module import Experiment
 from experiments.training.tables import show_table
 
 TASKS = ("vit", "translator", "translator-bahdanau", "forecaster", "listops")
 SEEDS = 3
 FASTEST = 5
-ROUNDS = 9
 
 
 def measure(folder: Path, arguments: list[str]) -> int:
@@ -75,7 +68,8 @@ def equal_time(task: str, seed: int, folder: Path, left: Callable[[], float]) ->
     done = {run.results["mechanism"]: run for run in finished(folder / "steps" / task) if run.results["seed"] == 0}
     if BASELINE not in done:
         raise ValueError(f"{task}: {BASELINE} has no finished run to take the time of; see {folder / 'steps'}")
-    times = step_times(done, folder / "timed" / f"{task}.json")
+    checkpoints = {name: run.path / "checkpoints" / "best.ckpt" for name, run in done.items()}
+    times = step_times(checkpoints, folder / "timed" / f"{task}.json")
     for name, steps in budgets(done[BASELINE].results["steps"], times).items():
         words = trial_words(folder / "steps" / "sweeps" / files.find(task, "attention").stem, name, seed)
         root = folder / "equal-time" / f"{task}-{name}-{seed}"
@@ -83,39 +77,6 @@ def equal_time(task: str, seed: int, folder: Path, left: Callable[[], float]) ->
         if left() == 0 or runs.train(task, root, [*words, *longer], minutes=left()) is None:
             return False
     return True
-
-
-def step_times(done: dict[str, reading.Run], file: Path) -> dict[str, float]:
-    """Median milliseconds of a training step of finished runs of one task, in turn on the same batch; kept in a file.
-
-    What runs measured of themselves, at other hours beside other work, differs by more than the mechanisms do.
-    """
-    if not file.is_file():
-        calls = {name: training_call(run.path / "checkpoints" / "best.ckpt") for name, run in done.items()}
-        clocked = list(track(rounds(calls, ROUNDS), f"{file.stem}, steps in turn", total=ROUNDS))
-        times = {name: 1000 * statistics.median(row[name] for row in clocked) for name in calls}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"ms": times, "machine": machine()}, indent=1) + "\n", encoding="utf-8")
-    kept: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))["ms"]
-    return kept
-
-
-def training_call(checkpoint: Path) -> Call:
-    """One optimiser step of the model in a checkpoint, on the first batch of its data."""
-    model = saved.rebuild_model(Experiment, saved.read(checkpoint)).train()
-    assert model.network is not None
-    data = data_of(checkpoint)
-    data.setup("fit")
-    batch = model.receive(next(iter(data.train_dataloader())), data)
-    optimizer = model.optim.optimizer(model.network)
-
-    def once() -> None:
-        optimizer.zero_grad()
-        step = model.step(batch, "train")
-        (step.loss_sum / step.count + step.aux).backward()
-        optimizer.step()
-
-    return once
 
 
 def budgets(steps: int, times: dict[str, float]) -> dict[str, int]:

@@ -10,7 +10,8 @@ from made_runs import make_run
 
 from benchmarks import which_attention
 from benchmarks.__main__ import main
-from benchmarks.which_attention import budgets, markdown, progress, report, rows_of, step_times, trial_words
+from benchmarks.steps import step_times
+from benchmarks.which_attention import budgets, markdown, progress, report, rows_of, trial_words
 from experiments.__main__ import main as fit
 
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "which-attention.md"
@@ -28,9 +29,11 @@ def test_steps_are_timed_in_turn_and_kept(tmp_path: Path) -> None:
     assert fit(["fit", "--config=vit", *words, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2"]) == 0
     (run,) = which_attention.finished(tmp_path)
     file = tmp_path / "timed" / "vit.json"
-    times = step_times({"Softmax": run, "Local": run}, file)
+    best = run.path / "checkpoints" / "best.ckpt"
+    times = step_times({"Softmax": best, "Local": best}, file)
     assert times.keys() == {"Softmax", "Local"} and min(times.values()) > 0
-    assert step_times({}, file) == times
+    assert step_times({"Softmax": best, "Local": Path("gone")}, file) == times
+    assert step_times({"Softmax": best}, file).keys() == {"Softmax"}
 
 
 def studied(folder: Path) -> None:
