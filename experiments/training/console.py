@@ -81,7 +81,7 @@ def sites(model: Experiment, data: pl.LightningDataModule) -> list[str]:
         with (
             model.trainer.precision_plugin.forward_context(),
             torch.no_grad(),
-            record(model.network, skip_unreadable=True) as calls,
+            record(model.network) as calls,
         ):
             model.step(batch, "val")
     finally:
@@ -96,7 +96,7 @@ def sites(model: Experiment, data: pl.LightningDataModule) -> list[str]:
             how = mechanism.explain(call.q, call.k, call.v, call.mask, call.bias)
         else:
             mechanism = cast(Mechanism, model.network.get_submodule(name).mechanism)
-            how = "step by step, on a state that keeps no keys"
+            how = "not called in a validation step"
         text = f"{site}: {type(mechanism).__name__}({mechanism.extra_repr()}), {how}"
         found[text] = found.get(text, 0) + 1
     return [f"{count} x {text}" for text, count in found.items()]

@@ -66,7 +66,7 @@ def visible_pairs(model: Experiment, batch: Any, mechanism: str) -> float | None
     named = [module for module in found if type(module).__name__ == mechanism]
     if not named or not all(module.traits.linear_in_v for module in named):
         return None
-    with torch.no_grad(), record(network, skip_unreadable=True) as sites:
+    with torch.no_grad(), record(network) as sites:
         model.step(batch, "val")
     shares = [_share(calls[0]) for calls in sites.values() if calls and calls[0].mechanism in named]
     return round(sum(shares) / len(shares), 4) if shares else None
