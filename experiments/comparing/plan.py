@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import yaml
+
 import attnzoo
 from attnzoo import CATALOGUE
 from experiments.comparing.files import SEED, SweepFile, read
@@ -20,7 +22,7 @@ from experiments.training import console, costs, specs
 from experiments.training.cli import ExperimentCLI
 from experiments.training.module import Experiment
 from experiments.training.usage import config_path, short
-from experiments.training.words import value_of
+from experiments.training.words import value_of, values_of
 from experiments.training.writing import write_whole
 
 Match = Literal["params", "flops"]
@@ -78,10 +80,10 @@ def plan(file: SweepFile, extra: list[str], seeds: int | None, match: Match | No
     console.quieten()
     if seeds is not None:
         file = file._replace(parameters={**file.parameters, SEED: list(range(seeds))})
-    _refuse_varied(file, extra)
     base = [*file.words, *extra]
     builder = _Builder()
     preset, data = builder.model(base)
+    _refuse_varied(file, extra)
     size = None if match is None else _Matching(match, builder, preset, data)
     trials: list[Trial] = []
     left: dict[str, str] = {}
@@ -105,16 +107,32 @@ def plan(file: SweepFile, extra: list[str], seeds: int | None, match: Match | No
 
 def _refuse_varied(file: SweepFile, extra: list[str]) -> None:
     """Options of every run come last, so one that the file varies would make all trials the same under their names."""
-    for given in (word.partition("=")[0].rstrip("+") for word in extra if word.startswith("--")):
-        name = given.removeprefix("--")
+    given = [(word.partition("=")[0].rstrip("+"), "") for word in extra if word.startswith("--")]
+    given += [(f"--{name}", config) for config in values_of(extra, "-c") for name in _names(_content(config))]
+    for option, config in given:
+        name, out = option.removeprefix("--"), f"leave {option} out{f' of {config}' if config else ''}"
         if name == SEED and SEED in file.parameters:
-            raise ValueError(f"The seeds of a sweep are given by --seeds=NUMBER (make: SEEDS); leave {given} out.")
+            raise ValueError(f"The seeds of a sweep are given by --seeds=NUMBER (make: SEEDS); {out}.")
         for varied in file.varied():
             if f"{name}.".startswith(f"{varied}.") or f"{varied}.".startswith(f"{name}."):
                 raise ValueError(
-                    f"The sweep {file.path.stem} varies --{varied}; leave {given} out, or write what it should be "
+                    f"The sweep {file.path.stem} varies --{varied}; {out}, or write what it should be "
                     f"into {file.path.name}."
                 )
+
+
+def _content(config: str) -> Any:
+    return yaml.safe_load(config_path(config).read_text(encoding="utf-8"))
+
+
+def _names(content: Any) -> list[str]:
+    """Options that a config sets, under the names that they have on a command line."""
+    if not isinstance(content, dict):
+        return []
+    # The options of a class are written without its `init_args`.
+    flat = {**content, **(content.get("init_args") or {})}
+    below = {key: _names(value) for key, value in flat.items() if key not in ("class_path", "init_args")}
+    return [name for key, names in below.items() for name in ([f"{key}.{each}" for each in names] or [str(key)])]
 
 
 def label_of(choice: dict[str, Any], file: SweepFile) -> str:
@@ -144,8 +162,9 @@ def _mechanism(value: Any) -> tuple[str | None, dict[str, Any]]:
 
 def _name(label: str, seed: int, words: list[str]) -> str:
     """Words for a run folder. They end in a digest of all options, so that other options make another run."""
-    preset = config_path(str(value_of(words, "--config")))
-    digest = hashlib.blake2b(preset.read_bytes() + repr(words).encode(), digest_size=4).hexdigest()
+    # What configs say and not how it is written, or a better comment would train everything again.
+    told = [_content(config) for config in values_of(words, "--config", "-c")]
+    digest = hashlib.blake2b(json.dumps([told, words], default=str).encode(), digest_size=4).hexdigest()
     return f"{re.sub(r'[^a-z0-9.]+', '-', label.lower()).strip('-.')}-seed{seed}-{digest}"
 
 

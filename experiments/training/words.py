@@ -119,7 +119,7 @@ def help_of_config(words: list[str]) -> list[str]:
     """Let `--model.help` and `--data.help` tell of the classes that the config names."""
     wanted = [key for key in ("model", "data") if f"--{key}.help" in words]
     classes: dict[str, str] = {}
-    for config in _values(words, "--config", "-c") if wanted else []:
+    for config in values_of(words, "--config", "-c") if wanted else []:
         content = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
         classes |= {
             f"--{key}.help": content[key]["class_path"] for key in wanted if "class_path" in content.get(key, {})
@@ -140,11 +140,16 @@ def refuse_empty(words: list[str], options: Iterable[str]) -> None:
 
 def value_of(words: list[str], option: str) -> str | None:
     """What is given for `option`, the last time where it is given several times; None where it is not."""
-    return next(reversed(_values(words, option)), None)
+    return next(reversed(values_of(words, option)), None)
 
 
-def _values(words: list[str], *options: str) -> list[str]:
-    """All that is given for any of these options, as `--option=value` or `--option value`."""
+def values_of(words: list[str], *options: str) -> list[str]:
+    """All that is given for any of these options, as `--option=value` or `--option value`.
+
+    Example:
+        >>> values_of(["--config=vit", "-c", "wide.yaml"], "--config", "-c")
+        ['vit', 'wide.yaml']
+    """
     found = []
     for word, after in itertools.zip_longest(words, words[1:]):
         name, equals, value = word.partition("=")

@@ -92,6 +92,24 @@ def test_an_option_of_every_run_cannot_be_one_that_varies(tmp_path: Path, extra:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("model: {attention: Local}", "leave --model.attention out of {}"),
+        ("model: {init_args: {attention: {class_path: Local, init_args: {window: 5}}}}", "varies --model.attention;"),
+        ("model: {init_args: {optim: {lr: 0.1}}}", "varies --model.optim.lr; leave --model.optim.lr out of {}"),
+        ("seed_everything: 5", "by --seeds=NUMBER (make: SEEDS); leave --seed_everything out of {}"),
+    ],
+)
+def test_a_config_of_every_run_cannot_set_what_varies(tmp_path: Path, content: str, said: str) -> None:
+    file = sweep_file(tmp_path, model__attention=["Softmax", "Linear"], model__optim__lr=[0.1, 0.2])
+    config = tmp_path / "mine.yaml"
+    config.write_text(content)
+    with pytest.raises(ValueError) as caught:
+        plan.plan(file, [*SMALL, "-c", str(config)], 2, None)
+    assert said.format(config) in str(caught.value)
+
+
 def test_an_option_beside_those_that_vary_goes_to_every_run(tmp_path: Path) -> None:
     """A name that only begins alike, a parameter of one value, and the seed of a file that names none."""
     file = sweep_file(tmp_path, model__head_diversity=[0.0, 0.1], model__depth=[2])
@@ -107,6 +125,18 @@ def test_names_follow_from_all_options(tmp_path: Path) -> None:
     assert len(set(names)) == 4
     assert names == [trial.name for trial in plan.plan(file, SMALL, 2, None).trials]
     assert not set(names) & {trial.name for trial in plan.plan(file, [*SMALL, "--model.pool=class"], 2, None).trials}
+
+
+def test_names_follow_from_what_configs_say_and_not_from_their_comments(tmp_path: Path) -> None:
+    """A sweep that is begun goes on after a comment changed; other values are other runs."""
+    file = sweep_file(tmp_path, model__attention=["Softmax", "Linear"])
+    config = tmp_path / "mine.yaml"
+    found = []
+    for content in ("ema: {decay: 0.5}", "# half\nema:\n  decay: 0.5", "ema: {decay: 0.6}"):
+        config.write_text(content)
+        found.append([trial.name for trial in plan.plan(file, [*SMALL, f"-c={config}"], 1, None).trials])
+    assert found[0] == found[1]
+    assert not set(found[0]) & set(found[2])
 
 
 @pytest.mark.parametrize("kind", ["params", pytest.param("flops", marks=pytest.mark.slow)])
