@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from attnzoo.headwise import QKNorm, QKNormForm
 from attnzoo.mechanisms.softmax import Softmax
@@ -34,6 +35,10 @@ NAMES = {
 
 TIMM = ("qkv", "q_norm", "k_norm", "attn_drop", "proj", "proj_drop", "num_heads", "head_dim", "scale")
 """What timm's Attention has."""
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+BEHIND = ("proj_drop", "output.dropout", "output.LayerNorm")
+"""Parts behind the output projection, which are not converted."""
 
 
 class Projections(NamedTuple):
@@ -58,13 +63,14 @@ def convertible(module: nn.Module) -> bool:
 
 
 def convert(module: nn.Module) -> MultiheadAttention:
-    """The same attention as ours, in the mode, precision and place of the module.
+    """The same attention as ours, in the mode, precision and place of the module; what is frozen stays so.
 
     Args:
         module: one that ``convertible`` names. Dropout behind the output projection is no part of it.
 
     Raises:
-        ValueError: for another kind of module, and for what our shell does not have, by name.
+        ValueError: for another kind of module, and for what our shell does not have, by name: among others hooks,
+            parametrizations, and layers of other packages in the place of linear ones.
 
     Example:
         >>> theirs = nn.MultiheadAttention(16, 4, batch_first=True)
@@ -72,18 +78,35 @@ def convert(module: nn.Module) -> MultiheadAttention:
         >>> torch.allclose(convert(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
         True
     """
-    if isinstance(module, nn.MultiheadAttention):
-        shell = _shell(_of_torch(module))
-    elif _is_timm(module):
-        shell = _of_timm(module)
-    elif _is_transformers(module):
-        shell = _shell(_of_transformers(module))
-    else:
-        raise ValueError(
-            f"{type(module).__name__} is no attention that is known here: nn.MultiheadAttention, timm's Attention, or "
-            f"{', '.join((*BERT, *NAMES))} of transformers"
-        )
+    _check_parts(module)
+    with torch.enable_grad():  # or parts of a weight would look frozen
+        if isinstance(module, nn.MultiheadAttention):
+            shell = _shell(_of_torch(module))
+        elif _is_timm(module):
+            shell = _of_timm(module)
+        elif _is_transformers(module):
+            shell = _shell(_of_transformers(module))
+        else:
+            raise ValueError(
+                f"{type(module).__name__} is no attention that is known here: nn.MultiheadAttention, timm's "
+                f"Attention, or {', '.join((*BERT, *NAMES))} of transformers"
+            )
     return shell.train(module.training)
+
+
+def _check_parts(module: nn.Module) -> None:
+    """Raises ``ValueError`` for what copied weights would leave behind."""
+    for name, part in module.named_modules():
+        where, kind = name or "the attention", type(part)
+        if name in BEHIND:
+            continue
+        if any(getattr(part, hooks) for hooks in HOOKS):
+            raise ValueError(f"{where} ({kind.__name__}) has hooks, which ours would not call; remove them first")
+        if parametrize.is_parametrized(part):
+            raise ValueError(f"{where} is parametrized; parametrize.remove_parametrizations makes its weights plain")
+        weight = getattr(part, "weight", None)
+        if name and isinstance(weight, Tensor) and weight.dim() == 2 and kind.forward is not nn.Linear.forward:
+            raise ValueError(f"{where} is a {kind.__module__}.{kind.__name__}, nn.Linear is known here")
 
 
 def _of_torch(module: nn.MultiheadAttention) -> Projections:
@@ -223,3 +246,4 @@ def _shell(found: Projections, **options: Any) -> MultiheadAttention:
 def _copy(ours: Tensor, theirs: Tensor) -> None:
     with torch.no_grad():
         ours.copy_(theirs)
+    ours.requires_grad_(theirs.requires_grad)

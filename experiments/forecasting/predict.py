@@ -26,7 +26,7 @@ from experiments.training import saved, specs
 from experiments.training.console import speak
 from experiments.training.finding import newest_finished
 from experiments.training.options import call
-from experiments.training.writing import check_writable, write_whole
+from experiments.training.writing import check_writable, write_figure, write_whole
 
 log = logging.getLogger("experiments")
 
@@ -127,7 +127,7 @@ def _forecast(
     if not np.isfinite(written.select_dtypes("number").to_numpy()).all():
         raise ValueError(f"{csv}: the forecast is not finite; are there numbers in the table that are far too large?")
     write_whole(target, written.to_csv(index=False, float_format="%.7g", lineterminator="\n").encode(), "--out")
-    _draw(model, table, found, table.title).savefig(target.with_suffix(".png"), dpi=120)
+    write_figure(target.with_suffix(".png"), _draw(model, table, found, table.title), "--out", dpi=120)
     console.print(written.head(3).to_string(index=False), f"... {len(written)} rows", sep="\n")
     console.print(f"forecast: {target}\npicture: {target.with_suffix('.png')}")
     if backtest:

@@ -14,9 +14,7 @@ from experiments.training.module import Experiment
 from experiments.training.options import call
 from experiments.training.probing import SAMPLES, ProbeSet
 from experiments.training.tables import show_table
-from experiments.training.writing import check_writable, write_figure
-
-PICTURES = (".png", ".pdf", ".svg", ".jpg")
+from experiments.training.writing import PICTURES, check_writable, write_figure
 
 
 def heads(argv: list[str]) -> int:
@@ -36,7 +34,7 @@ def _heads(ckpt: str | None = None, data: str | None = None, samples: int = SAMP
         samples: how many validation samples, at least.
         out: file of the picture (.png, .pdf, .svg, .jpg); `heads.png` in the run's figures/ if null.
     """
-    if out is not None and Path(out).suffix not in PICTURES:
+    if out is not None and Path(out).suffix.lower() not in PICTURES:
         raise ValueError(f"--out={out}: the picture is written as one of {', '.join(PICTURES)}")
     if samples < 1:
         raise ValueError(f"--samples is {samples}; it must be at least 1.")

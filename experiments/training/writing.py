@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
+"""Endings of files that figures are drawn into."""
+
 _TEMPORARY = ".tmp"
 
 
@@ -43,7 +46,7 @@ def write_whole(path: Path, content: bytes | memoryview, option: str | None = No
     """Put `content` at `path`, so that at each moment the old file or the new one stands there complete.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is made. The file at the end of a link is meant, and a device or pipe is written to.
         content: all of it.
         option: by which another place is given, where there is one.
 
@@ -51,9 +54,14 @@ def write_whole(path: Path, content: bytes | memoryview, option: str | None = No
         OSError: the disk is full or refuses; the message has the path and the bytes needed. What stood there
             stays.
     """
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            with path.open("wb") as special:
+                special.write(content)
+            return
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
@@ -75,7 +83,7 @@ def write_whole(path: Path, content: bytes | memoryview, option: str | None = No
 def write_figure(path: Path, figure: Figure, option: str, dpi: float | Literal["figure"] = "figure") -> None:
     """Draw `figure` into the file at `path`, of the kind that its ending names; see `write_whole`."""
     content = io.BytesIO()
-    figure.savefig(content, format=path.suffix[1:], bbox_inches="tight", dpi=dpi)
+    figure.savefig(content, format=path.suffix[1:].lower(), bbox_inches="tight", dpi=dpi)
     write_whole(path, content.getbuffer(), option)
 
 

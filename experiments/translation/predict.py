@@ -18,6 +18,7 @@ from rich.progress import track
 from experiments.training.console import speak
 from experiments.training.finding import newest_finished
 from experiments.training.options import call
+from experiments.training.writing import PICTURES, write_figure, write_whole
 from experiments.translation.alignment import align, blind
 from experiments.translation.drawing import alignment_figure
 from experiments.translation.filtering import blocks_of
@@ -33,8 +34,6 @@ BLOCK = 512
 
 PANELS = 8
 """Most pairs of one alignment picture."""
-
-PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
 
 def translate(argv: list[str]) -> int:
@@ -188,9 +187,8 @@ def _write_alignment(model: Translator, pairs: list[tuple[str, Translation]], pa
     shown = pairs[:PANELS] if picture else pairs
     sources = model.coded([line for line, _ in shown])
     found = align(model, sources, [translation.tokens for _, translation in shown])
-    path.parent.mkdir(parents=True, exist_ok=True)
     if picture:
-        alignment_figure(found).savefig(path, bbox_inches="tight")
+        write_figure(path, alignment_figure(found), "--alignment")
     else:
         content = [
             {
@@ -200,6 +198,6 @@ def _write_alignment(model: Translator, pairs: list[tuple[str, Translation]], pa
             }
             for a in found
         ]
-        path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode(), "--alignment")
     more = f" of the first {PANELS} of {len(pairs)} lines" if len(shown) < len(pairs) else ""
     Console(stderr=True, soft_wrap=True).print(f"alignment{more}: {path}", markup=False)

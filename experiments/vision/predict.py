@@ -12,13 +12,11 @@ from rich.text import Text
 from experiments.training.exporting import beside
 from experiments.training.finding import newest_finished
 from experiments.training.options import call
-from experiments.training.writing import check_writable
+from experiments.training.writing import PICTURES, check_writable, write_figure
 from experiments.vision.classifier import PictureClassifier
 from experiments.vision.drawing import attention_figures
 from experiments.vision.network import VisionTransformer
 from experiments.vision.pictures import scale_pixels
-
-PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
 
 def classify(argv: list[str]) -> int:
@@ -36,7 +34,7 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
         invert: swap dark and light first, for dark ink on white paper where training had light on dark.
         out: file of the attention picture (.png, .pdf, .svg, .jpg); in the run's classified/ if null.
     """
-    if out is not None and Path(out).suffix not in PICTURES:
+    if out is not None and Path(out).suffix.lower() not in PICTURES:
         raise ValueError(f"--out={out}: the attention picture is written as one of {', '.join(PICTURES)}")
     if top < 1:
         raise ValueError(f"--top is {top}; it must be at least 1.")
@@ -65,8 +63,7 @@ def _classify(image: str, ckpt: str | None = None, top: int = 5, invert: bool = 
     title = f"{Path(shown).name}: {model.answer(pixels)}"
     figures = attention_figures(model.network, scale_pixels(pixels)[None], title)
     for figure in figures.values():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(target, bbox_inches="tight", dpi=120)
+        write_figure(target, figure, "--out", dpi=120)
         console.print(f"attention: {target}")
     return 0
 

@@ -132,6 +132,21 @@ def test_a_full_disk_leaves_pictures_and_tables_of_heads_as_they_were(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_a_link_is_followed_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    """Neither is replaced by a file of its name: /dev/null stays what it is."""
+    (tmp_path / "elsewhere").mkdir()
+    link, pipe = tmp_path / "link.csv", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "elsewhere" / "table.csv")
+    write_whole(link, b"first")
+    write_whole(link, b"second")
+    assert link.is_symlink() and (tmp_path / "elsewhere" / "table.csv").read_bytes() == b"second"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, b"through")
+    assert os.read(reader, 100) == b"through" and pipe.is_fifo()
+    os.close(reader)
+
+
 def fitted(tmp_path: Path, model: Toy, *callbacks: Any) -> Path:
     torch.manual_seed(0)
     trainer(tmp_path, list(callbacks), max_epochs=1).fit(model, datamodule=ToyData(noise=0.0))
