@@ -256,12 +256,14 @@ def _sample(heads: Tensor, keep: Tensor | None, tokens: int) -> tuple[Tensor, Te
 
     N is known from the shapes alone, so that a compiled graph serves every mask.
     """
-    rows = heads.transpose(1, 2).flatten(0, 1)
-    real = _real(heads, keep).flatten()
-    if rows.shape[0] > tokens:
-        chance = torch.rand(rows.shape[0], device=rows.device).masked_fill(~real, -1)
+    real, length = _real(heads, keep).flatten(), heads.shape[2]
+    if real.shape[0] > tokens:
+        chance = torch.rand(real.shape[0], device=heads.device).masked_fill(~real, -1)
         chosen = chance.topk(tokens, sorted=False).indices
-        rows, real = rows.index_select(0, chosen), real.index_select(0, chosen)
+        # Straight from [B, H, T, Dv]: to lay all tokens out first costs more than all that follows.
+        rows, real = heads[chosen // length, :, chosen % length], real.index_select(0, chosen)
+    else:
+        rows = heads.transpose(1, 2).flatten(0, 1)
     return rows.masked_fill(~real[:, None, None], 0), real
 
 
