@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,15 +107,17 @@ def finished(folder: Path) -> list[reading.Run]:
 def rows_of(task: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The tables of a task, "steps" and "seconds": a row for each mechanism, the best mean first.
 
-    The runs of the baseline are the same in both.
+    The runs of the baseline are the same in both. How long a step takes is known once it was measured in turn.
     """
+    timed = folder / "timed" / f"{task}.json"
+    times = json.loads(timed.read_text(encoding="utf-8"))["ms"] if timed.is_file() else {}
     equal_steps = finished(folder / "steps" / task)
     longer = [run for place in sorted(folder.glob(f"equal-time/{task}-[A-Z]*")) for run in finished(place)]
     same = [run for run in equal_steps if run.results["mechanism"] == BASELINE]
-    return {"steps": _rows(equal_steps), "seconds": _rows([*longer, *same] if longer else [])}
+    return {"steps": _rows(equal_steps, times), "seconds": _rows([*longer, *same] if longer else [], times)}
 
 
-def _rows(found: list[reading.Run]) -> list[dict[str, Any]]:
+def _rows(found: list[reading.Run], times: dict[str, float]) -> list[dict[str, Any]]:
     by_name: dict[str, dict[int, reading.Run]] = {}
     for run in found:
         if run.score is not None:
@@ -125,13 +128,11 @@ def _rows(found: list[reading.Run]) -> list[dict[str, Any]]:
         against = None if name == BASELINE else difference(scores[name], scores.get(BASELINE, {}))
         results = [run.results for run in own.values()]
         rows.append({
-            "mechanism": name, "seeds": len(own), "score": _mean(scores[name].values()),
+            "mechanism": name, "seeds": len(own), "score": statistics.mean(scores[name].values()),
             "half_width": half_width(list(scores[name].values())),
             "difference": against._asdict() if against else None,
             "pairs": results[0]["visible_pairs"], "parameters": results[0]["parameters"], "steps": results[0]["steps"],
-            "step_ms": _mean(row["step_ms"] for row in results),
-            "seconds": _mean(row["seconds"] for row in results),
-            "commits": sorted({str(row["commit"]) for row in results}),
+            "step_ms": times.get(name), "commits": sorted({str(row["commit"]) for row in results}),
         })  # fmt: skip
     return sorted(rows, key=lambda row: row["score"], reverse=True)
 
@@ -142,8 +143,9 @@ def report(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
     (folder / "tables.md").write_text(markdown(tables, folder), encoding="utf-8")
-    if any(made["steps"] for made in tables.values()):
-        quality({task: made["steps"] for task, made in tables.items() if made["steps"]}, folder / "quality.png")
+    timed = {task: [row for row in made["steps"] if row["step_ms"]] for task, made in tables.items()}
+    if any(timed.values()):
+        quality({task: rows for task, rows in timed.items() if rows}, folder / "quality.png")
     for task, made in tables.items():
         for kind, rows in made.items():
             if rows:
@@ -165,7 +167,6 @@ HEADS = (
     "parameters",
     "steps",
     "ms a step",
-    "seconds",
 )
 
 
@@ -178,7 +179,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [
         row["mechanism"], "" if row["pairs"] is None else f"{row['pairs']:.0%}", str(row["seeds"]),
         f"{row['score']:.{places}f}{width}", gap, p if isinstance(p, str) else "" if p is None else f"{p:.3f}",
-        f"{row['parameters']:,}", str(row["steps"]), f"{row['step_ms']:.1f}", f"{row['seconds']:.0f}",
+        f"{row['parameters']:,}", str(row["steps"]), "" if row["step_ms"] is None else f"{row['step_ms']:.1f}",
     ]  # fmt: skip
 
 
@@ -208,8 +209,3 @@ def progress(tables: dict[str, dict[str, list[dict[str, Any]]]], folder: Path) -
         done = f"{sum(row['seeds'] for row in made['steps'])} of {SEEDS * len(fitting)} runs of equal steps"
         parts.append(f"{task} {done}, {longer} of equal time")
     return f"Done: {'; '.join(parts)}."
-
-
-def _mean(values: Any) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else float("nan")

@@ -45,6 +45,8 @@ def studied(folder: Path) -> None:
     make_run(steps, "Linear", 0.97, results={"commit": "abc"})
     make_run(steps, "Linear", None, seed=1, status="failed")
     make_run(folder / "equal-time" / "vit-Local-0", "Local", 0.96, steps=60, results={"commit": "abc"})
+    (folder / "timed").mkdir()
+    (folder / "timed" / "vit.json").write_text('{"ms": {"Softmax": 20.0, "Local": 13.25}}')
     # The name of one task begins another's.
     make_run(folder / "equal-time" / "translator-bahdanau-Local-0", "Local", 0.5, results={"commit": "abc"})
     notes = steps / "sweeps" / "vit-attention"
@@ -80,7 +82,9 @@ def test_the_page_says_how_much_is_done(tmp_path: Path, capsys: pytest.CaptureFi
     assert "vit 5 of 9 runs of equal steps, 1 of equal time; translator not begun" in capsys.readouterr().out
     text = (tmp_path / "tables.md").read_text()
     assert "`vit`, equal steps, commit abc, def:" in text
-    assert "| Local | 30% | 2 | 0.9450 ±0.0635 | +0.0350 | 0.090 |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| Local | 30% |"))
+    assert "| 2 | 0.9450 ±0.0635 | +0.0350 | 0.090 |" in row and row.endswith("| 40 | 13.2 |")
+    assert text.count("| 40 |  |") == 2  # steps that were not timed: of Linear, and of the other task
     assert (tmp_path / "quality.png").stat().st_size > 10_000
     empty = tmp_path / "none"
     tables = {task: rows_of(task, empty) for task in which_attention.TASKS}
