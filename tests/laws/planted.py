@@ -163,6 +163,14 @@ class CutsAParameterOff(Plain):
         return super().attend(q, keys, v, mask, bias) * self.gain.detach()
 
 
+class DoublesAGradient(Plain):
+    """Right forward; backward the values of one head get twice their gradient."""
+
+    def attend(self, q: Tensor, keys: Tensor, v: Tensor, mask: Mask, bias: Bias | None) -> Tensor:
+        twice = torch.arange(v.shape[1]).view(-1, 1, 1) == 0
+        return super().attend(q, keys, torch.where(twice, 2 * v - v.detach(), v), mask, bias)
+
+
 class SumsInHalfPrecision(Plain):
     def weights(self, scores: Tensor, visible: Tensor | None) -> Tensor:
         grown = scores.exp() if visible is None else scores.exp() * visible
@@ -231,6 +239,7 @@ BUGS: list[tuple[type[Mechanism], str]] = [
     (ChangesTheMaskInPlace, "inputs unchanged"),
     (AnswersInFloat32, "shapes"),
     (CutsAParameterOff, "gradients"),
+    (DoublesAGradient, "gradients"),
     (SumsInHalfPrecision, "low precision"),
     (NormalisesBehindTheSum, "linear in v"),
     (WastesItsBudget, "budget"),
