@@ -120,7 +120,7 @@ def test_an_option_beside_those_that_vary_goes_to_every_run(tmp_path: Path) -> N
 
 
 def test_names_follow_from_all_options(tmp_path: Path) -> None:
-    file = sweep_file(tmp_path, model__attention=["Softmax", "Linear"])
+    file = sweep_file(tmp_path, model__optim__lr=[0.1, 0.2])
     names = [trial.name for trial in plan.plan(file, SMALL, 2, None).trials]
     assert len(set(names)) == 4
     assert names == [trial.name for trial in plan.plan(file, SMALL, 2, None).trials]
@@ -129,7 +129,7 @@ def test_names_follow_from_all_options(tmp_path: Path) -> None:
 
 def test_names_follow_from_what_configs_say_and_not_from_their_comments(tmp_path: Path) -> None:
     """A sweep that is begun goes on after a comment changed; other values are other runs."""
-    file = sweep_file(tmp_path, model__attention=["Softmax", "Linear"])
+    file = sweep_file(tmp_path, model__optim__lr=[0.1, 0.2])
     config = tmp_path / "mine.yaml"
     found = []
     for content in ("ema: {decay: 0.5}", "# half\nema:\n  decay: 0.5", "ema: {decay: 0.6}"):

@@ -98,16 +98,14 @@ def test_every_other_mechanism_compiles(name: str) -> None:
 QUICK = ["formula", "future", "padding", "empty rows", "streaming", "grouped"]
 """What options can break most easily."""
 
-ONE_EACH = (
-    "Softmax, scale, softcap and sink", "Flash, softcap", "Local, left and right", "Additive, width of its own",
-    "Differential, deep", "AdaptiveSpan, short", "BlockSparse, random", "Strided, fixed", "GlobalLocal, random keys",
-    "Axial, sum", "LSH, one round", "MoBA, odd blocks", "Linear, relu", "Performer, few features",
-    "Nystrom, convolution",
+SOME = (
+    "Softmax, scale, softcap and sink", "Local, left and right", "AdaptiveSpan, short", "Strided, fixed",
+    "GlobalLocal, random keys", "Axial, sum", "LSH, one round", "Linear, relu",
 )  # fmt: skip
-"""Of each mechanism one; all variants, by all laws, take two minutes and stand in the slow set."""
+"""All variants, by all laws, take two minutes and stand in the slow set."""
 
 
-@pytest.mark.parametrize("name", ONE_EACH)
+@pytest.mark.parametrize("name", SOME)
 def test_variants_keep_the_laws_that_options_can_break(name: str) -> None:
     check_attention(VARIANTS[name](4, 8), laws=QUICK)
 
