@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,31 +52,34 @@ def curves(result: dict[str, Any], path: Path) -> None:
 
 
 def quality(tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """The mean score of each mechanism, with its interval where there are several seeds, by the time of a step."""
+    """The scores of each mechanism by the time of a step: a mark for the mean, a dot for each seed."""
+    columns = min(3, len(tables))
+    lines = math.ceil((len(tables) + 1) / columns)  # one more for the legend
     figure, axes = pyplot.subplots(
-        1, len(tables), figsize=(4.2 * len(tables) + 0.5, 4.6), layout="constrained", squeeze=False
+        lines, columns, figsize=(4.2 * columns, 3.6 * lines), layout="constrained", squeeze=False
     )
     names = sorted({row["mechanism"] for rows in tables.values() for row in rows})
     colours = pyplot.get_cmap("turbo")
-    for axis, (title, rows) in zip(axes[0], tables.items(), strict=True):
+    shown = {}
+    for axis, (title, rows) in zip(axes.flat, tables.items(), strict=False):
         for row in rows:
             number = names.index(row["mechanism"])
             colour = "black" if row["mechanism"] == "Softmax" else colours(number / max(1, len(names) - 1))
-            axis.errorbar(
-                row["step_ms"], row["score"], row["half_width"], fmt=_MARKS[number % len(_MARKS)], color=colour,
-                capsize=3, label=row["mechanism"],
-            )  # fmt: skip
+            (shown[row["mechanism"]],) = axis.plot(
+                row["step_ms"], row["score"], _MARKS[number % len(_MARKS)], color=colour, linestyle="none"
+            )
+            axis.plot([row["step_ms"]] * len(row["scores"]), row["scores"], ".", color=colour, markersize=3)
         axis.set_title(title)
         axis.set_xscale("log")
-        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter(ticker.NullFormatter())
         axis.set_xlabel("ms a step")
         axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel("test/primary, larger is better")
-    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=min(9, 2 * len(tables)), frameon=False
-    )
+    for axis in axes[:, 0]:
+        axis.set_ylabel("test/primary, larger is better")
+    for axis in axes.flat[len(tables) :]:
+        axis.set_axis_off()
+    axes.flat[len(tables)].legend([shown[name] for name in names], names, loc="center", ncols=2, frameon=False)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)

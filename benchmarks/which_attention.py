@@ -129,6 +129,7 @@ def _rows(found: list[reading.Run], times: dict[str, float]) -> list[dict[str, A
         results = [run.results for run in own.values()]
         rows.append({
             "mechanism": name, "seeds": len(own), "score": statistics.mean(scores[name].values()),
+            "scores": [*scores[name].values()],
             "half_width": half_width(list(scores[name].values())),
             "difference": against._asdict() if against else None,
             "pairs": results[0]["visible_pairs"], "parameters": results[0]["parameters"], "steps": results[0]["steps"],
