@@ -80,10 +80,13 @@ def plan(file: SweepFile, extra: list[str], seeds: int | None, match: Match | No
     console.quieten()
     if seeds is not None:
         file = file._replace(parameters={**file.parameters, SEED: list(range(seeds))})
+    _refuse_varied(file, [(word.partition("=")[0].rstrip("+"), "") for word in extra if word.startswith("--")])
     base = [*file.words, *extra]
     builder = _Builder()
     preset, data = builder.model(base)
-    _refuse_varied(file, extra)
+    # Configs are read after the model was built, which says what is wrong with them as everywhere else.
+    configs = values_of(extra, "-c")
+    _refuse_varied(file, [(f"--{name}", config) for config in configs for name in _names(_content(config))])
     size = None if match is None else _Matching(match, builder, preset, data)
     trials: list[Trial] = []
     left: dict[str, str] = {}
@@ -105,10 +108,11 @@ def plan(file: SweepFile, extra: list[str], seeds: int | None, match: Match | No
     return Plan(trials, left)
 
 
-def _refuse_varied(file: SweepFile, extra: list[str]) -> None:
-    """Options of every run come last, so one that the file varies would make all trials the same under their names."""
-    given = [(word.partition("=")[0].rstrip("+"), "") for word in extra if word.startswith("--")]
-    given += [(f"--{name}", config) for config in values_of(extra, "-c") for name in _names(_content(config))]
+def _refuse_varied(file: SweepFile, given: list[tuple[str, str]]) -> None:
+    """Options of every run come last, so one that the file varies would make all trials the same under their names.
+
+    Each is given with the config that sets it, "" for the command line.
+    """
     for option, config in given:
         name, out = option.removeprefix("--"), f"leave {option} out{f' of {config}' if config else ''}"
         if name == SEED and SEED in file.parameters:
