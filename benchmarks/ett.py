@@ -29,6 +29,8 @@ def measure(folder: Path, arguments: list[str]) -> int:
     for seed, name, horizon in ((s, n, h) for s in SEEDS for n in names for h in HORIZONS):
         piece = folder / f"{name}-{horizon}-{seed}"
         words = [f"--data.horizon={horizon}", f"--data.lookback={FIXED}", f"--seed_everything={seed}"]
+        if (piece / "tested.json").is_file():
+            continue
         done = runs.train(f"forecaster-{name.lower()}", piece, words, minutes=minutes_left())
         if done is None:
             break

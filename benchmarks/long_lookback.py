@@ -36,11 +36,14 @@ def measure(folder: Path, arguments: list[str]) -> int:
     """Trains what is not done yet, for at most --minutes, and prints what is done."""
     names, minutes_left = runs.asked("long-lookback", __doc__, MECHANISMS, arguments)
     for name in names:
+        piece = folder / f"{name}.json"
+        if piece.is_file():
+            continue
         words = [*OPTIONS, f"--model.attention={name}", *MECHANISMS[name]]
         done = runs.train(PRESET, folder / name, words, minutes=minutes_left())
         if done is None:
             break
-        (folder / f"{name}.json").write_text(json.dumps(done | {"machine": machine()}, indent=1) + "\n")
+        piece.write_text(json.dumps(done | {"machine": machine()}, indent=1) + "\n")
     table = Table("mechanism", "test MSE", "ridge", "share kept", "ms a step", "peak MiB", "minutes")
     pieces = [(name, path) for name in MECHANISMS if (path := folder / f"{name}.json").is_file()]
     for name, path in pieces:

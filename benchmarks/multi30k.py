@@ -34,18 +34,19 @@ def measure(folder: Path, arguments: list[str]) -> int:
     names, minutes_left = runs.asked("multi30k", __doc__, RUNS, arguments)
     for name in names:
         preset, further = RUNS[name]
+        piece = folder / name / "tested.json"
+        if piece.is_file():
+            continue
         done = runs.train(preset, folder / name, further, minutes=minutes_left())
         if done is None:
             break
-        piece = folder / name / "tested.json"
-        if not piece.is_file():
-            place = Path(done["folder"])
-            languages = [word for word in further if "language" in word]
-            tested = {
-                title: runs.test(place, [f"--config={preset}", f"--data.test={part}", *languages])
-                for title, part in TESTS.items()
-            }
-            piece.write_text(json.dumps({"run": done, "tested": tested, "machine": machine()}, indent=2) + "\n")
+        place = Path(done["folder"])
+        languages = [word for word in further if "language" in word]
+        tested = {
+            title: runs.test(place, [f"--config={preset}", f"--data.test={part}", *languages])
+            for title, part in TESTS.items()
+        }
+        piece.write_text(json.dumps({"run": done, "tested": tested, "machine": machine()}, indent=2) + "\n")
     table = Table("run", "parameters", "epochs", "steps", "minutes", "test set", "BLEU 13a", "BLEU lc tok", "chrF")
     pieces = {name: folder / name / "tested.json" for name in RUNS}
     for name, piece in pieces.items():

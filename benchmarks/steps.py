@@ -25,6 +25,11 @@ def step_times(checkpoints: Mapping[str, Path], file: Path) -> dict[str, float]:
     """Median milliseconds of a step by name, on the first batch of its data; kept in a file for the same names."""
     kept = json.loads(file.read_text(encoding="utf-8"))["ms"] if file.is_file() else {}
     if kept.keys() != checkpoints.keys():
+        if gone := [name for name, path in checkpoints.items() if not path.is_file()]:
+            raise ValueError(
+                f"The steps of {', '.join(gone)} cannot be timed beside the others: their checkpoints lie on another "
+                f"machine. Take their lines out of the record of this figure in benchmarks/records to train them here."
+            )
         calls = {name: training_call(path) for name, path in checkpoints.items()}
         clocked = list(track(rounds(calls, ROUNDS), f"{file.stem}, steps in turn", total=ROUNDS))
         kept = {name: 1000 * statistics.median(row[name] for row in clocked) for name in calls}

@@ -15,16 +15,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from benchmarks import runs
 from benchmarks.plots import quality
 from benchmarks.steps import step_times
-from experiments.comparing import files, reading
+from experiments.comparing import files
 from experiments.comparing.grouping import BASELINE
 from experiments.comparing.judging import difference, half_width
+from experiments.comparing.reading import SCORE
 from experiments.training.tables import show_table
 
 TASKS = ("vit", "translator", "translator-bahdanau", "forecaster", "listops")
@@ -98,10 +99,28 @@ def trial_words(notes: Path, mechanism: str, seed: int) -> list[str]:
     return [word for word in words if not word.startswith(("--config=", "--run."))]
 
 
-def finished(folder: Path) -> list[reading.Run]:
+class Finished(NamedTuple):
+    """A run that came to its end. Of one that another machine measured there is nothing but this.
+
+    Attributes:
+        path: its folder.
+        results: `results.json`.
+    """
+
+    path: Path
+    results: dict[str, Any]
+
+    @property
+    def score(self) -> float | None:
+        """`test/primary`, larger is better; None where it was not measured or is no number."""
+        value: float | None = self.results["metrics"].get(SCORE)
+        return value if value is not None and math.isfinite(value) else None
+
+
+def finished(folder: Path) -> list[Finished]:
     """Finished runs in a folder; none where none was begun."""
-    found = reading.find(str(folder)) if any(folder.glob("**/results.json")) else []
-    return [run for run in found if run.results.get("status") == "finished"]
+    found = (Finished(file.parent, json.loads(file.read_text("utf-8"))) for file in folder.glob("**/results.json"))
+    return sorted(run for run in found if run.results["status"] == "finished")
 
 
 def rows_of(task: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -117,8 +136,8 @@ def rows_of(task: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {"steps": _rows(equal_steps, times), "seconds": _rows([*longer, *same] if longer else [], times)}
 
 
-def _rows(found: list[reading.Run], times: dict[str, float]) -> list[dict[str, Any]]:
-    by_name: dict[str, dict[int, reading.Run]] = {}
+def _rows(found: list[Finished], times: dict[str, float]) -> list[dict[str, Any]]:
+    by_name: dict[str, dict[int, Finished]] = {}
     for run in found:
         if run.score is not None:
             by_name.setdefault(run.results["mechanism"], {})[run.results["seed"]] = run
