@@ -88,6 +88,8 @@ def measure(folder: Path, arguments: list[str]) -> int:
         if done is None:
             break
         found = examples.measure(Path(done["folder"]) / "checkpoints" / "best.ckpt")
+        if run.preset != LARGE:  # only there BLEU is drawn from the texts, and what is kept in git should be small
+            found |= {"lines": None, "references": None}
         content = {"run": run._asdict(), "metrics": done["metrics"], "wall": done["wall"], **found}
         piece.write_text(json.dumps(content | {"machine": machine()}) + "\n")
     judged = {run: piece for run in STUDY if (piece := _read(folder / run.name / "judged.json"))}
