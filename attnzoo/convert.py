@@ -65,6 +65,8 @@ def convertible(module: nn.Module) -> bool:
 def convert(module: nn.Module) -> MultiheadAttention:
     """The same attention as ours, in the mode, precision and place of the module; what is frozen stays so.
 
+    Ours takes the batch first, also where ``nn.MultiheadAttention`` has ``batch_first=False``.
+
     Args:
         module: one that ``convertible`` names. Dropout behind the output projection is no part of it.
 

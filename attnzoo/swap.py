@@ -17,8 +17,9 @@ from attnzoo.mask import Mask
 def adopt(model: nn.Module) -> nn.Module:
     """A copy of a model in which every attention that ``convert`` knows is ours; it computes the same.
 
-    An attention that stands in several places stays one. Attention weights, where a model asks for them, come back as
-    None: ``record`` and ``attention_map`` give them.
+    Rows of padding alone come out otherwise, for ours takes them for 0. An attention that stands in several places
+    stays one. Attention weights, where a model asks for them, come back as None: ``record`` and ``attention_map`` give
+    them.
 
     Args:
         model: such as a timm ViT, an encoder of transformers, ``nn.TransformerEncoder``, or a bare attention.
@@ -85,10 +86,12 @@ class TorchDoor(nn.Module):
         """As there; the weights are None.
 
         Raises:
-            ValueError: for keys and values from two tensors, and a mask that does not fit.
+            ValueError: for keys and values from two tensors, a mask that does not fit, and ``is_causal`` without one.
         """
         if key is not value:
             raise ValueError("this attention reads keys and values from one context; give the same tensor for both")
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal only tells that attn_mask is causal, as in torch; give attn_mask as well")
         single = query.dim() == 2
         x, context = (
             part[None] if single else part if self.leading_batch else part.transpose(0, 1) for part in (query, key)
@@ -156,11 +159,16 @@ def _torch_masks(padding: Tensor | None, pairs: Tensor | None, batch: int, heads
     """Masks of torch, where True is hidden and numbers are added to the scores."""
     mask, bias = Mask(), None
     if padding is not None:
+        _check_kind("key_padding_mask", padding)
+        padding = padding[None] if padding.dim() == 1 else padding
+        if padding.shape[:-1] != (batch,):
+            raise ValueError(f"key_padding_mask must be [{batch}, S] here, got {tuple(padding.shape)}")
         if padding.is_floating_point() and not bool(((padding == 0) | (padding == -torch.inf)).all()):
             raise ValueError("key_padding_mask adds numbers to the scores; give them by attn_mask")
         hidden = padding if padding.dtype == torch.bool else padding == -torch.inf
-        mask = mask._replace(key_keep=~hidden.view(batch, -1))
+        mask = mask._replace(key_keep=~hidden)
     if pairs is not None:
+        _check_kind("attn_mask", pairs)
         if pairs.dim() == 3:
             if len(pairs) != batch * heads:
                 raise ValueError(f"attn_mask of {len(pairs)} maps does not fit {batch} sequences of {heads} heads")
@@ -180,6 +188,7 @@ def _attend_mask(pairs: Tensor | None, batch: int) -> tuple[Mask, Tensor | None]
     """
     if pairs is None:
         return Mask(), None
+    _check_kind("the mask", pairs)
     if pairs.dtype != torch.bool:
         low = pairs <= torch.finfo(pairs.dtype).min / 2
         if not bool((low | (pairs == 0)).all()):
@@ -188,3 +197,10 @@ def _attend_mask(pairs: Tensor | None, batch: int) -> tuple[Mask, Tensor | None]
     if pairs.dim() == 4 and pairs.shape[1] == 1 and bool((pairs == pairs[:, :, :1]).all()):
         return Mask(key_keep=pairs[:, 0, 0].expand(batch, -1)), None
     return Mask(pair_keep=pairs), None
+
+
+def _check_kind(name: str, mask: Tensor) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(
+            f"{name} is {mask.dtype}, and 1 can be read two ways; give it as bool, or as terms to be added"
+        )

@@ -105,6 +105,31 @@ def test_what_ours_has_not_is_refused() -> None:
     assert not convertible(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize(
+    ("masks", "said"),
+    [
+        ({"key_padding_mask": torch.tensor([[0, 0, 1], [0, 1, 1]])}, "key_padding_mask is torch.int64"),
+        ({"key_padding_mask": torch.zeros(3, 2, dtype=torch.bool)}, r"must be \[2, S\] here, got \(3, 2\)"),
+        ({"attn_mask": torch.zeros(3, 3, dtype=torch.uint8)}, "attn_mask is torch.uint8"),
+        ({"is_causal": True}, "give attn_mask as well"),
+    ],
+    ids=str,
+)
+def test_masks_that_torch_refuses_are_refused(masks: dict[str, Any], said: str) -> None:
+    """They hid nothing, or other keys than were meant."""
+    theirs, x = nn.MultiheadAttention(16, 4, batch_first=True).eval(), torch.randn(2, 3, 16)
+    with pytest.raises((AssertionError, RuntimeError)):
+        theirs(x, x, x, **masks)
+    with pytest.raises(ValueError, match=said):
+        adopt(theirs)(x, x, x, **masks)
+
+
+def test_a_mask_of_numbers_for_timm_is_refused() -> None:
+    layers = pytest.importorskip("timm.layers")
+    with pytest.raises(ValueError, match="the mask is torch.int64"):
+        adopt(layers.Attention(16, 4))(torch.randn(2, 3, 16), attn_mask=torch.ones(3, 3).long())
+
+
 class LowRank(nn.Module):
     """A trained addition to a linear layer, as adapters are built."""
 
