@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnzoo.heads.probe import SIGNED
 from attnzoo.heads.sites import Passed, Site
-from attnzoo.heads.sums import Sums
+from attnzoo.heads.sums import FEWEST, Sums
 from attnzoo.mechanisms.lsh import LSH
 from attnzoo.mechanisms.moba import MoBA
 
@@ -127,17 +127,20 @@ ENOUGH = 32
 """Tokens for each number of a head: of fewer, heads that have nothing to do with each other look alike."""
 
 
-def notes(site: Site, passed: Passed, tokens: float) -> dict[str, str]:
+SHARES = ("effective_keys", "visible_keys", "sink", "first_token", "distance", "content", "entropy")
+"""Figures that take weights for shares of the keys."""
+
+
+def notes(site: Site, passed: Passed, known: Sums) -> dict[str, str]:
     """Which figures are missing at a site, or mean something else, and why."""
-    name, traits = type(site.mechanism).__name__, site.mechanism.traits
+    name, traits, tokens = type(site.mechanism).__name__, site.mechanism.traits, float(known.tokens)
     found: dict[str, str] = {}
-    shares = ("effective_keys", "visible_keys", "sink", "first_token", "distance", "content")
     if not traits.linear_in_v:
         reason = f"{name} is not linear in v, so it applies no matrix that could be read"
-        found |= dict.fromkeys((*shares, "unevenness"), reason)
+        found |= dict.fromkeys((*SHARES, "unevenness"), reason)
     elif isinstance(site.mechanism, SIGNED):
         reason = f"the weights of {name} have either sign and any sum, so they are no shares of the keys"
-        found |= dict.fromkeys(shares, reason)
+        found |= dict.fromkeys(SHARES, reason)
     elif isinstance(site.mechanism, (LSH, MoBA)):
         reason = f"{name} chooses keys by content; these are compared with those that it takes at equal scores"
         found |= dict.fromkeys(("visible_keys", "unevenness"), reason)
@@ -145,6 +148,8 @@ def notes(site: Site, passed: Passed, tokens: float) -> dict[str, str]:
         found["distance"] = "queries and keys are two sequences, whose places cannot be compared"
     if not traits.normalised and "effective_keys" not in found:
         found["effective_keys"] = f"the weights of {name} are no shares; they are divided by their sum, and may be < 0"
+    if "sink" not in found:
+        found = _not_seen(name, known) | found
     if tokens < ENOUGH * site.value_dim:
         wanted = ENOUGH * site.value_dim
         found["redundancy"] = (
@@ -153,3 +158,16 @@ def notes(site: Site, passed: Passed, tokens: float) -> dict[str, str]:
     if site.num_heads == 1:
         found |= dict.fromkeys(("redundancy", "nearest"), "there is one head")
     return found
+
+
+def _not_seen(name: str, known: Sums) -> dict[str, str]:
+    """Which figures of the weights have nothing that they could be taken from, and why."""
+    without = [part for part in ("rows", "sink_rows", "varied_of", "entropy_rows") if not known.head(part).all()]
+    if "rows" in without:
+        return dict.fromkeys((*SHARES, "unevenness"), "no query of a head sees more than one key")
+    reasons = {
+        "sink_rows": ("sink", f"no sequence has {FEWEST} queries that see more than one key"),
+        "varied_of": ("content", "no batch has two sequences of one length, whose weights could be compared"),
+        "entropy_rows": ("entropy", f"it is taken from the scores of Softmax and Flash, and not known of {name}"),
+    }
+    return dict(reasons[part] for part in without)

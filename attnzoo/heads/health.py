@@ -76,7 +76,8 @@ def head_health(
         The figures.
 
     Raises:
-        ValueError: for a model without heads, no batches, or ``ablate`` without a loss.
+        ValueError: for a model without heads, no batches, batches of padding alone or in which the loss counts nothing,
+            and ``ablate`` without a loss.
 
     Example:
         >>> from attnzoo import MultiheadAttention
@@ -117,10 +118,13 @@ def head_health(
     if silent:
         raise ValueError(f"no batch went through {', '.join(silent)}; give batches that do, or the part of the model")
     known, value = _reduced(known, value, reduce)
-    health = Health([], {}, None if loss is None else float(value[0] / value[1].clamp(min=1)))
+    padded = [name for name in sites if not known[name].tokens]
+    if padded:
+        raise ValueError(f"nothing but padding went through {', '.join(padded)}; give batches with real tokens")
+    health = Health([], {}, None if loss is None else _mean(value))
     for name, site in sites.items():
         health.means[name] = (known[name].total / known[name].tokens).unflatten(0, (site.num_heads, site.value_dim))
-        health.notes[name] = notes(site, seen[name], float(known[name].tokens))
+        health.notes[name] = notes(site, seen[name], known[name])
         health.heads += figures(site, known[name])
     if ablate:
         assert loss is not None
@@ -172,10 +176,7 @@ def mean_loss(batches: Iterable[Any], loss: Loss, reduce: Reduce | None = None) 
     value = torch.zeros(2, dtype=torch.float64)
     for batch in batches:
         value += torch.stack([torch.as_tensor(part).detach().double().cpu() for part in loss(batch)])
-    value = value if reduce is None else reduce(value)
-    if not value[1]:
-        raise ValueError("there is no batch in which the loss counts anything; an iterator gives its batches only once")
-    return float(value[0] / value[1].clamp(min=1))
+    return _mean(value if reduce is None else reduce(value))
 
 
 def real_queries(passed: Passed, told: Tensor | None) -> Tensor | None:
@@ -185,6 +186,12 @@ def real_queries(passed: Passed, told: Tensor | None) -> Tensor | None:
     if own is None or told is None:
         return told if own is None else own
     return own & told
+
+
+def _mean(value: Tensor) -> float:
+    if not value[1]:
+        raise ValueError("there is no batch in which the loss counts anything; an iterator gives its batches only once")
+    return float(value[0] / value[1])
 
 
 def _again(batches: Iterable[Any]) -> Iterable[Any]:

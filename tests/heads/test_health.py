@@ -369,6 +369,35 @@ def test_what_has_no_meaning_is_missing_and_said() -> None:
     assert "not linear in v" in other.notes["attention"]["effective_keys"]
 
 
+@pytest.mark.parametrize(
+    ("mechanism", "x", "missing", "said"),
+    [
+        (Softmax, torch.randn(4, 1, 32), {*FIGURES, "visible_keys"}, "no query of a head sees more than one key"),
+        (Softmax, torch.randn(4, 3, 32), {"sink"}, "no sequence has 4 queries"),
+        (Softmax, torch.randn(1, 9, 32), {"content"}, "no batch has two sequences of one length"),
+        (Local, torch.randn(4, 9, 32), {"entropy"}, "not known of Local"),
+    ],
+    ids=["one token", "three tokens", "one sequence", "no scores"],
+)
+def test_every_figure_that_is_missing_is_explained(mechanism: Any, x: Tensor, missing: set[str], said: str) -> None:
+    health = head_health(shell(mechanism), [x])
+    absent = {name for name in (*FIGURES, "visible_keys", "norm") if getattr(health.heads[0], name) is None}
+    assert absent == missing
+    assert all(said in health.notes["attention"][name] for name in missing)
+
+
+def test_batches_that_tell_nothing_are_refused() -> None:
+    """Means of no tokens are no numbers, with which a head would begin anew; a loss of no samples is not 0."""
+    attn, x = shell(), torch.randn(2, 9, 32)
+    hidden = Mask(key_keep=torch.zeros(2, 9, dtype=torch.bool))
+    with pytest.raises(ValueError, match="nothing but padding went through attention"):
+        head_health(attn, [x], run=lambda batch: attn(batch, mask=hidden))
+    with pytest.raises(ValueError, match="no batch in which the loss counts anything"):
+        head_health(attn, [x], loss=lambda batch: (attn(batch).sum() * 0, 0))
+    weighed = head_health(attn, [x], loss=lambda batch: (attn(batch).sum() * 0 + 1, torch.tensor(0.25)))
+    assert weighed.loss == 4
+
+
 def test_shells_of_other_make() -> None:
     """Latent attention, and Shaw's values with a column for each key."""
     x = torch.randn(2, 20, 32)
