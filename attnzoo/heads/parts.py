@@ -4,6 +4,7 @@ Letters: H query heads, G key/value heads, D head width, Dv value width, E width
 """
 
 import inspect
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -72,6 +73,29 @@ def inputs(site: Site) -> list[Part]:
 def output(site: Site) -> Part:
     """The columns of the output projection."""
     return Part("out_proj", "weight", 1, site.num_heads)
+
+
+def check_own(model: nn.Module, site: Site) -> None:
+    """Raises ``ValueError`` unless the numbers of its heads are parameters of this attention alone.
+
+    A weight that is computed from others, as by ``parametrize``, would come back as it was at the next call; one that
+    another attention holds as well, such as a table of positions, would change that one, too.
+    """
+    held = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    places = sum(module is site.shell for _, module in model.named_modules(remove_duplicate=False))
+    for part in (*inputs(site), output(site), Part("out_proj", "bias", 0, 1)):
+        owner = site.shell.get_submodule(part.owner)
+        tensor = getattr(owner, part.name)
+        if tensor is not None and part.name not in owner._parameters and part.name not in owner._buffers:
+            raise ValueError(
+                f"{site.name}: {part.path} is computed from other tensors; make it plain first, as "
+                f"parametrize.remove_parametrizations does"
+            )
+        if isinstance(tensor, nn.Parameter) and held[id(tensor)] > places:
+            raise ValueError(
+                f"{site.name}: {part.path} is held in another place as well, which would change with it; give each "
+                f"attention one of its own"
+            )
 
 
 def head_axes(mechanism: Mechanism) -> dict[str, int]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from attnzoo.heads.figures import Head
-from attnzoo.heads.parts import Part, head_axes, inputs, output
-from attnzoo.heads.reinit import check_heads, fold
+from attnzoo.heads.parts import Part, check_own, head_axes, inputs, output
+from attnzoo.heads.reinit import check_heads, check_means, fold
 from attnzoo.heads.sites import Site, find_sites
 from attnzoo.latent import MultiheadLatentAttention
 from attnzoo.positions.relative import Alibi
@@ -28,8 +28,9 @@ def prune_heads(model: nn.Module, heads: Sequence[Head], means: Mapping[str, Ten
         means: ``Health.means`` of the model as it is.
 
     Raises:
-        ValueError: for heads that do not exist, all heads of a site, or a position whose terms follow from the number
-            of heads. Nothing has been changed then.
+        ValueError: for heads that do not exist, all heads of a site, a position whose terms follow from the number of
+            heads, means of other heads, and weights that are computed or held by another module, too. Nothing has been
+            changed then.
 
     Example:
         >>> from attnzoo import MultiheadAttention
@@ -49,7 +50,8 @@ def prune_heads(model: nn.Module, heads: Sequence[Head], means: Mapping[str, Ten
             )
         if isinstance(getattr(sites[name].shell, "position", None), Alibi):
             raise ValueError(f"{name}: the slopes of Alibi follow from the number of heads, so none can be taken out")
-        inputs(sites[name])  # raises for a shell whose parts are not known
+        check_own(model, sites[name])
+        check_means(sites[name], means)
     for name, numbers in chosen.items():
         _prune(sites[name], numbers, means[name])
 

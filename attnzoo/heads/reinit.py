@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnzoo.heads.figures import Head
-from attnzoo.heads.parts import Part, inputs, output, tensor_of
+from attnzoo.heads.parts import Part, check_own, inputs, output, tensor_of
 from attnzoo.heads.sites import Site, find_sites
 
 MEANS_OF_SQUARES = ("exp_avg_sq", "max_exp_avg_sq")
@@ -71,8 +71,9 @@ def reinit_heads(
         averages: copies of the weights that are changed likewise.
 
     Raises:
-        ValueError: for a head that does not exist, a shell without an output bias to take the mean up, weights that
-            are split over processes, or an optimiser that keeps something unknown. Nothing has been changed then.
+        ValueError: for a head that does not exist, a shell without an output bias to take the mean up, means of other
+            heads, weights that are split over processes, frozen, computed or held by another module, too, and an
+            optimiser that keeps something unknown. Nothing has been changed then.
 
     Example:
         >>> from attnzoo import MultiheadAttention
@@ -83,10 +84,13 @@ def reinit_heads(
         >>> attn.out_proj.weight[:, 8:].abs().max().item()
         0.0
     """
-    chosen = _by_site(model, heads)
+    chosen, copies = _by_site(model, heads), [Average(dict(model.named_parameters()), means), *averages]
+    _check_change(model, chosen, copies)
+    for site, _ in chosen:
+        _check_trained(site)
     edits = [edit for site, numbers in chosen for edit in _edits(site, numbers, step, seed)]
     blocks = list(_blocks_of_moments(edits, optimizer))
-    _apply(model, chosen, edits, [Average(dict(model.named_parameters()), means), *averages])
+    _apply(model, chosen, edits, copies)
     for block, values in blocks:
         put(block, values)
 
@@ -102,9 +106,10 @@ def switch_off_heads(
         means: as there.
         averages: as there.
     """
-    chosen = _by_site(model, heads)
+    chosen, copies = _by_site(model, heads), [Average(dict(model.named_parameters()), means), *averages]
+    _check_change(model, chosen, copies)
     edits = [Edit(site.out_proj.weight, output(site), number, None) for site, numbers in chosen for number in numbers]
-    _apply(model, chosen, edits, [Average(dict(model.named_parameters()), means), *averages])
+    _apply(model, chosen, edits, copies)
 
 
 def hold_off(model: nn.Module, heads: Sequence[Head]) -> None:
@@ -119,7 +124,8 @@ def check_reinit(model: nn.Module) -> None:
     for name, site in find_sites(model).items():
         check_heads({name: site}, name, [])
         _check_bias(site)
-        inputs(site)
+        check_own(model, site)
+        _check_trained(site)
 
 
 def fold(weight: Tensor, bias: Tensor, numbers: Sequence[int], means: Tensor) -> None:
@@ -149,6 +155,16 @@ def check_heads(sites: Mapping[str, Site], name: str, numbers: Sequence[int]) ->
         raise ValueError(f"{name}: its weights are split over processes (FSDP), so that no process has a whole head")
 
 
+def check_means(site: Site, means: Mapping[str, Tensor]) -> None:
+    """Raises ``ValueError`` unless these are means of the heads that the site has now."""
+    found = means[site.name].shape if site.name in means else None
+    if found != (site.num_heads, site.value_dim):
+        raise ValueError(
+            f"{site.name} has {site.num_heads} heads of {site.value_dim}, the means are "
+            f"{'of other attentions' if found is None else tuple(found)}; measure them on the model as it is now"
+        )
+
+
 def _by_site(model: nn.Module, heads: Sequence[Head]) -> list[tuple[Site, list[int]]]:
     """Each site with the numbers of its heads, checked."""
     sites = find_sites(model)
@@ -165,6 +181,26 @@ def _check_bias(site: Site) -> None:
             f"{site.name}: {type(site.shell).__name__} has no bias in its output projection that could take up the "
             f"mean of a head; build it with one, or prune the head"
         )
+
+
+def _check_trained(site: Site) -> None:
+    frozen = [part.path for part in (*inputs(site), output(site)) if _is_frozen(tensor_of(site.shell, part))]
+    if frozen:
+        raise ValueError(
+            f"{site.name}: {', '.join(frozen)} would not be trained (requires_grad=False), so that a head begun anew "
+            f"could not learn; unfreeze the attention, or prune the head"
+        )
+
+
+def _is_frozen(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+
+
+def _check_change(model: nn.Module, chosen: Sequence[tuple[Site, list[int]]], copies: Sequence[Average]) -> None:
+    for site, _ in chosen:
+        check_own(model, site)
+        for copied in copies:
+            check_means(site, copied.means)
 
 
 def _apply(

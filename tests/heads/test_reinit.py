@@ -19,7 +19,7 @@ from attnzoo import (
 )
 from attnzoo.heads.health import Head, head_health
 from attnzoo.heads.prune import prune_heads
-from attnzoo.heads.reinit import Average, reinit_heads
+from attnzoo.heads.reinit import Average, check_reinit, reinit_heads, switch_off_heads
 from attnzoo.positions import Alibi, RelativeBias, Rotary
 
 SITE = {"max_len": 20, "grid": (4, 5), "prefix_tokens": 0, "layer": 1}
@@ -290,6 +290,95 @@ def test_what_cannot_begin_anew_is_refused_and_left_alone() -> None:
     with pytest.raises(ValueError, match="Adagrad keeps 'sum'"):
         reinit_heads(attn, [Head("attention", 0)], means, step=0, optimizer=optimizer)
     assert all(torch.equal(value, before[name]) for name, value in attn.state_dict().items())
+
+
+class Pair(nn.Module):
+    """Two attentions, one behind the other."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+def tied_output() -> nn.Module:
+    pair = Pair(shell(), shell())
+    pair.second.out_proj.weight = pair.first.out_proj.weight
+    return pair
+
+
+def one_table() -> nn.Module:
+    position = RelativeBias(4)
+    return Pair(shell(position=position), shell(position=position))
+
+
+def computed() -> nn.Module:
+    pair = Pair(shell(), shell())
+    nn.utils.parametrizations.weight_norm(pair.first.q_proj)
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (tied_output, "first: out_proj.weight is held in another place"),
+        (one_table, "first: position.table is held in another place"),
+        (computed, "first: q_proj.weight is computed from other tensors"),
+    ],
+)
+def test_weights_that_are_not_of_one_attention_alone_are_left_alone(made: Any, said: str) -> None:
+    """The other attention lost a head, or no longer ran; a computed weight came back at the next call."""
+    model, x = made().eval(), torch.randn(2, 20, 24)
+    means = head_health(model, [x]).means
+    before = copy.deepcopy(model.state_dict())
+    heads = [Head("first", 1)]
+    acts = (
+        lambda: reinit_heads(model, heads, means, step=0),
+        lambda: switch_off_heads(model, heads, means),
+        lambda: prune_heads(model, heads, means),
+        lambda: check_reinit(model),
+    )
+    for act in acts:
+        with pytest.raises(ValueError, match=said):
+            act()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_whole_attention_in_two_places_begins_anew() -> None:
+    attn, x = shell(), torch.randn(2, 20, 24)
+    model = Pair(attn, attn).eval()
+    check_reinit(model)
+    reinit_heads(model, [Head("first", 1)], head_health(model, [x]).means, step=0)
+    assert not attn.out_proj.weight[:, 6:12].any()
+    prune_heads(model, [Head("first", 0)], head_health(model, [x]).means)
+    assert model(x).shape == x.shape
+
+
+def test_a_frozen_head_does_not_begin_anew() -> None:
+    """It would be lost: nothing trains what it is begun with. To switch it off or take it out needs no training."""
+    attn, x = shell(), torch.randn(2, 20, 24)
+    attn.out_proj.weight.requires_grad_(False)
+    means = head_health(attn, [x]).means
+    before = attn.out_proj.weight.clone()
+    for act in (lambda: reinit_heads(attn, [Head("attention", 1)], means, step=0), lambda: check_reinit(attn)):
+        with pytest.raises(ValueError, match=r"out_proj.weight would not be trained \(requires_grad=False\)"):
+            act()
+    assert torch.equal(attn.out_proj.weight, before)
+    switch_off_heads(attn, [Head("attention", 1)], means)
+    prune_heads(attn, [Head("attention", 1)], means)
+
+
+def test_means_of_other_heads_are_refused() -> None:
+    attn, x = shell(), torch.randn(2, 20, 24)
+    means = head_health(attn, [x]).means
+    prune_heads(attn, [Head("attention", 3)], means)
+    for stale, said in ((means, r"3 heads of 6, the means are \(4, 6\)"), ({}, "of other attentions")):
+        with pytest.raises(ValueError, match=said):
+            prune_heads(attn, [Head("attention", 1)], stale)
+        with pytest.raises(ValueError, match=said):
+            reinit_heads(attn, [Head("attention", 1)], stale, step=0)
 
 
 @torch.no_grad()
