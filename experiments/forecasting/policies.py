@@ -231,11 +231,9 @@ def _describe_gaps(
     first = int(absent[which][0])
     stamp = step.stamps(row.times[0], np.array([first]))[0]
     after = int(row.lines[np.flatnonzero(placed[which] > first)[0]])
-    kinds = "1 gap" if gaps == 1 else f"{gaps} gaps"
+    kinds = "is 1 gap" if gaps == 1 else f"are {gaps} gaps"
     missing = "1 row is missing" if count == 1 else f"{count} rows are missing"
-    return (
-        f"the step is {step} and there is {kinds}, {missing}: first {stamp}{_of(row)}, before {policies.unit} {after}"
-    )
+    return f"the step is {step} and there {kinds}, {missing}: first {stamp}{_of(row)}, before {policies.unit} {after}"
 
 
 def _with_rows(row: Rows, step: Step, numbers: np.ndarray, absent: np.ndarray, fill: bool) -> Rows:

@@ -73,10 +73,11 @@ def _base_model(argv: list[str]) -> UsageError | None:
 def _unknown_word(word: str, options: list[str]) -> UsageError:
     name = word.partition("=")[0]
     if not name.startswith("-"):
-        meant = f"--{word}" if f"--{name}" in options or "=" in word else f"--config={word}"
+        first = "--ckpt" if name.endswith(".ckpt") and "--ckpt" in options else "--config"
+        meant = f"--{word}" if f"--{name}" in options or "=" in word else f"{first}={word}"
+        asked = f" Did you mean {meant}?" if first in options or meant == f"--{word}" else ""
         return UsageError(
-            f"{word!r} stands alone; options begin with two dashes. Did you mean {meant}? "
-            f"A value with a space in it needs quotes."
+            f"{word!r} stands alone; options begin with two dashes.{asked} A value with a space in it needs quotes."
         )
     group = [option for option in options if option.rpartition(".")[0] == name.rpartition(".")[0]]
     near = nearest(name, group or options)

@@ -93,6 +93,13 @@ def test_f04_a_gap_is_named_with_the_step(with_gap: Path) -> None:
     assert "--data.table.gaps=fill" in str(caught.value)
 
 
+def test_f04_gaps_are_counted(tmp_path: Path) -> None:
+    lines = hours(12)
+    path = write(tmp_path, "\n".join(["time,v", *lines[:3], *lines[4:7], *lines[9:]]) + "\n")
+    with pytest.raises(ValueError, match="and there are 2 gaps, 3 rows are missing"):
+        read(path)
+
+
 def test_f04_policies_of_a_gap(with_gap: Path, cases: Path) -> None:
     clean = column(read(cases / "base_hourly.csv"), "load")
     filled = column(read(with_gap, gaps="fill"), "load")
