@@ -12,7 +12,7 @@ No head is flagged for a low entropy, or for looking at places rather than conte
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attnzoo.heads.figures import Head, HeadHealth, Health, with_ablation
@@ -65,6 +65,13 @@ class Flagged:
     causes: tuple[str, ...]
 
 
+def degenerate(health: Health, limits: Limits | None = None) -> list[Flagged]:
+    """The heads that a single check flags, of a health with a loss and the ablation of every head."""
+    alone = replace(limits or Limits(), checks=1, ablations=max(1, len(health.heads)))
+    known = {entry.head: entry.ablation for entry in health.heads if entry.ablation is not None}
+    return Watch(alone).check(health, lambda heads: [known[head] for head in heads])[1]
+
+
 class Watch:
     """Judges the heads of a model check by check.
 
@@ -100,7 +107,8 @@ class Watch:
         Args:
             health: figures, with the loss.
             ablate: measures the rise of the loss for some heads; called once, for those that show a cause, at most
-                ``limits.ablations`` of them. Who waits longest, and who is nearest to being flagged, comes first.
+                ``limits.ablations`` of them. Who waits longest, and who is nearest to being flagged, comes first; a
+                duplicate brings the other with it, for neither is judged alone.
             spared: heads that are not judged, such as those that have just begun anew.
 
         Returns:
@@ -116,8 +124,9 @@ class Watch:
             entry.head: entry for entry in health.heads if causes(entry, self.limits) and entry.head not in spared
         }
         self._streak = {head: self._streak.get(head, 0) for head in suspects}
-        order = sorted(suspects, key=lambda head: (-self._streak[head], self._tested.get(head, 0)))
-        tested = sorted(order[: self.limits.ablations], key=list(suspects).index)
+        waiting = sorted(suspects, key=lambda head: (-self._streak[head], self._tested.get(head, 0)))
+        order = dict.fromkeys(one for head in waiting for one in (head, self._twin(suspects[head])) if one in suspects)
+        tested = sorted(list(order)[: self.limits.ablations], key=list(suspects).index)
         if tested:
             health = with_ablation(health, ablate(tested), tested)
         bound = self.limits.useless * abs(health.loss or 0.0)
@@ -150,6 +159,11 @@ class Watch:
 
     def _enough(self, head: Head) -> bool:
         return self._streak[head] >= self.limits.checks
+
+    def _twin(self, entry: HeadHealth) -> Head | None:
+        if "duplicate" not in causes(entry, self.limits) or entry.nearest is None:
+            return None
+        return Head(entry.head.site, entry.nearest)
 
     def _judged(self, health: Health, head: Head, bound: float) -> tuple[str, ...] | None:
         """The causes for which a useless head counts as degenerate in this check; None where that is not known."""

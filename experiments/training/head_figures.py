@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from attnzoo.heads.degenerate import Limits, causes
-from attnzoo.heads.figures import HeadHealth, Health
+from attnzoo.heads.degenerate import Limits, causes, degenerate
+from attnzoo.heads.figures import Head, HeadHealth, Health
 from experiments.training.writing import write_whole
 
 COLUMNS = {
@@ -48,15 +48,19 @@ PANELS = {
 USELESS = Limits().useless
 
 
-def verdict(entry: HeadHealth, loss: float | None, limits: Limits | None = None) -> str:
-    """Causes that a head shows; whether it is of use, where that was measured."""
-    limits = limits or Limits()
-    shown = ", ".join(causes(entry, limits))
-    if not shown:
-        return ""
-    if entry.ablation is None or loss is None:
-        return shown
-    return f"{shown}: degenerate" if entry.ablation <= limits.useless * abs(loss) else f"{shown}, but of use"
+def verdicts(health: Health) -> dict[Head, str]:
+    """Causes that each head shows; whether it is of use, where that was measured, and which of two duplicates goes."""
+    measured = health.loss is not None and all(entry.ablation is not None for entry in health.heads)
+    flagged = {one.head for one in degenerate(health)} if measured else set()
+    said = {}
+    for entry in health.heads:
+        shown = ", ".join(causes(entry))
+        if shown and measured:
+            useless = entry.ablation is not None and entry.ablation <= USELESS * abs(health.loss or 0.0)
+            other = f", but head {entry.nearest} goes first" if useless else ", but of use"
+            shown += ": degenerate" if entry.head in flagged else other
+        said[entry.head] = shown
+    return said
 
 
 def table(health: Health) -> Table:
@@ -67,13 +71,13 @@ def table(health: Health) -> Table:
     for name in ALL_COLUMNS.values():
         made.add_column(name, justify="right", no_wrap=True)
     made.add_column("", no_wrap=True)
-    before = ""
+    before, judged = "", verdicts(health)
     for entry in health.heads:
         site = entry.head.site
         cells = [_number(getattr(entry, name)) for name in COLUMNS]
         twin = "" if entry.nearest is None else str(entry.nearest)
         rise = "" if entry.ablation is None or not health.loss else f"{100 * entry.ablation / abs(health.loss):+.2f} %"
-        said = verdict(entry, health.loss)
+        said = judged[entry.head]
         style = "red" if said.endswith("degenerate") else "yellow" if said else ""
         made.add_row(
             Text(site if site != before else ""), str(entry.head.number), *cells, twin, _number(entry.redundancy), rise,

@@ -26,7 +26,7 @@ def _heads(ckpt: str | None = None, data: str | None = None, samples: int = SAMP
     """Print and draw how the heads of a model are doing, on validation samples.
 
     A head is degenerate if the loss rises by at most a thousandth without it and a cause is seen: dead, uniform, sink
-    or duplicate. What each figure means is told in attnzoo/heads/health.py.
+    or duplicate, of two that are alike only one. What each figure means is told in attnzoo/heads/health.py.
 
     Args:
         ckpt: checkpoint; the best one of the newest finished run if null.

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from attnzoo.heads.degenerate import Flagged, Limits, Watch, causes
-from attnzoo.heads.figures import Head, HeadHealth, Health
+from attnzoo.heads.degenerate import Flagged, Limits, Watch, causes, degenerate
+from attnzoo.heads.figures import Head, HeadHealth, Health, with_ablation
 from attnzoo.heads.health import ablation, head_health
 from benchmarks.planted import KINDS, plant
 
@@ -124,6 +124,25 @@ def test_of_three_duplicates_one_stays() -> None:
     entries = [entry(head, redundancy=1.0, nearest=1 if head == A else 0) for head in (A, B, C)]
     checks = Checks(checks=1)
     assert [one.head for one in checks.check(entries, {A: 0.0, B: 0.0, C: 0.0})] == [B, C]
+
+
+@pytest.mark.parametrize("number", [8, 16])
+def test_a_duplicate_brings_the_other_with_it(number: int) -> None:
+    """Turn by turn they never met, and none was ever judged."""
+    heads, half = [Head("encoder", at) for at in range(number)], number // 2
+    entries = [entry(head, redundancy=0.99, nearest=(head.number + half) % number) for head in heads]
+    checks = Checks()
+    found = [checks.check(entries, dict.fromkeys(heads, 0.0)) for _ in range(3)]
+    assert checks.asked == [[0, 1, half, half + 1]] * 3
+    assert [one.head.number for one in found[-1]] == [half, half + 1]
+
+
+def test_one_check_of_heads_that_were_all_ablated() -> None:
+    """Of a pair one is degenerate; limits other than those of checks stay."""
+    entries, rises = pair(0.0005, 0.0)
+    health = with_ablation(Health(entries, {}, 2.0), [rises.get(one.head, 1.0) for one in entries])
+    assert degenerate(health) == [Flagged(B, ("duplicate",))]
+    assert degenerate(health, Limits(duplicate=0.995)) == []
 
 
 def test_a_duplicate_whose_other_was_not_ablated_waits() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,10 @@ def test_mistakes_are_answered_in_a_line(
     assert "was trained on --data.path=null" in error
     assert main(["heads", f"--ckpt={vit}", "--out=/proc/none/a.png"]) == 1
     assert "cannot be written" in (error := capsys.readouterr().err) and "--out" in error
+    assert main(["heads", str(vit)]) == 2
+    assert f"Did you mean --ckpt={vit}?" in capsys.readouterr().err
+    assert main(["heads", "vit"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     assert main(["heads"]) == 1
     assert "no finished run" in capsys.readouterr().err
@@ -178,6 +183,21 @@ def test_figures_that_are_missing_are_named_as_their_columns_are() -> None:
     assert head_figures.notes(Health([entry], {}, notes={"decoder": reasons})) == [
         "CKA, twin: there is one head (decoder)", "of: why (decoder)",
     ]  # fmt: skip
+
+
+def test_of_two_duplicates_the_table_sends_one_away() -> None:
+    """Without both the loss may be another, and it is a table by which heads are pruned."""
+    plain = HeadHealth(Head("decoder", 0), 1.0, 8.0, 9.0, 1.0, 0.1, 0.1, 2.0, 0.5, 1.0, 0.99, 1, ablation=0.0005)
+    entries = [
+        plain,
+        replace(plain, head=Head("decoder", 1), nearest=0, ablation=0.0),
+        replace(plain, head=Head("decoder", 2), nearest=0, ablation=0.3),
+        replace(plain, head=Head("decoder", 3), redundancy=0.2),
+    ]
+    said = ["duplicate, but head 1 goes first", "duplicate: degenerate", "duplicate, but of use", ""]
+    assert list(head_figures.verdicts(Health(entries, {}, 2.0)).values()) == said
+    unmeasured = Health([replace(one, ablation=None) for one in entries], {}, 2.0)
+    assert list(head_figures.verdicts(unmeasured).values()) == ["duplicate"] * 3 + [""]
 
 
 def test_monitoring_by_options(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
