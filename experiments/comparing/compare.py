@@ -110,6 +110,9 @@ def notes(group: Group) -> list[str]:
     older = [run for variant in group.variants for run in variant.older]
     if older:
         lines.append(f"{len(older)} left out, for a newer one has the same options and seed: {_names(older)}")
+    without = [run for variant in group.variants for run in variant.runs.values() if run.score is None]
+    if without:
+        lines.append(f"{len(without)} without a score (no number), which no mean contains: {_names(without)}")
     if group.baseline is None and group.variants:
         lines.append("No run with Softmax to compare with.")
     return lines
@@ -117,7 +120,7 @@ def notes(group: Group) -> list[str]:
 
 def cells(variant: Variant, group: Group) -> list[Cell]:
     """A row, in the order of `HEADS`."""
-    scores = list(variant.scores.values())
+    scores, count = list(variant.scores.values()), len(variant.runs)
     mean = sum(scores) / len(scores) if scores else None
     width = half_width(scores)
     pairs = variant.mean("visible_pairs")
@@ -130,7 +133,7 @@ def cells(variant: Variant, group: Group) -> list[Cell]:
     p = None if against is None else against.p
     return [
         Cell(f"{variant.label} {MARK}" if pairs is not None and pairs > ALL_PAIRS else variant.label, variant.label),
-        Cell(str(len(variant.runs)), len(variant.runs)),
+        Cell(str(len(scores)) if len(scores) == count else f"{len(scores)} of {count}", len(scores)),
         Cell(score, mean),
         Cell(gap, against.mean if against else None),
         Cell("" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001", p),

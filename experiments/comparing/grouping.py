@@ -47,8 +47,8 @@ class Variant:
     @property
     def flops(self) -> float | None:
         """Of a forward pass for one sample, whatever the task calls one."""
-        results = next(iter(self.runs.values())).results
-        return self.mean(next((key for key in results if key.startswith("flops_per_")), ""))
+        keys = (key for run in self.runs.values() for key in run.results if key.startswith("flops_per_"))
+        return self.mean(next(keys, ""))
 
 
 @dataclass
@@ -69,10 +69,11 @@ class Group:
 
     def against(self, variant: Variant) -> Variant | None:
         """What a variant is compared with: the Softmax that differs in the mechanism alone, or else `baseline`."""
-        if variant.mechanism == BASELINE:
-            return self.baseline
+        if variant is self.baseline:
+            return variant
         alike = [each for each in self.variants if each.mechanism == BASELINE and others(each) == others(variant)]
-        return min(alike, key=_own_options, default=self.baseline)
+        nearest = min(alike, key=_own_options, default=variant)
+        return self.baseline if nearest is variant else nearest
 
 
 def groups(runs: list[Run]) -> list[Group]:

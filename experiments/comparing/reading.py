@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from experiments.training.runs import whole_lines
 from experiments.training.usage import short
 
 SCORE = "test/primary"
@@ -100,7 +103,8 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def left_out(path: Path, error: Exception) -> str:
     """A line that says what is not shown, and why."""
-    return f"left out, for it cannot be read: {path}: {short(str(error), lines=1)}"
+    name = os.fsencode(path).decode(errors="replace")
+    return f"left out, for it cannot be read: {name}: {short(str(error), lines=1)}"
 
 
 def _read(folder: Path, say: Callable[[str], None]) -> Run | None:
@@ -108,8 +112,10 @@ def _read(folder: Path, say: Callable[[str], None]) -> Run | None:
         config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), _LOADER)
         if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
             raise ValueError("config.yaml has no model")
-        json.dumps(config)
-        return Run(folder, _results(folder, config), config, _rows(folder / "metrics.csv"))
+        results = _results(folder, config)
+        # What is no Unicode, of a name or an escape, would spoil the page about all runs.
+        json.dumps([str(folder), config, results], ensure_ascii=False).encode()
+        return Run(folder, results, config, _rows(folder / "metrics.csv"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError, csv.Error) as error:
         say(left_out(folder, error))
         return None
@@ -160,8 +166,7 @@ def _number(name: str, value: Any) -> float | None:
 def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(io.StringIO(whole_lines(path), newline="")))
     if rows and "step" not in rows[0]:
         raise ValueError("metrics.csv has no column step")
     for number, row in enumerate(rows, 2):

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from experiments.training.runs import whole_lines
 from experiments.training.writing import write_whole
 
 
@@ -104,5 +105,5 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Rows of a `metrics.csv` as text, none where there is no file; half a line at the end is left out."""
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["step"] and None not in row.values()]
+    rows = csv.DictReader(io.StringIO(whole_lines(path), newline=""))
+    return [row for row in rows if row["step"] and None not in row.values()]

@@ -228,13 +228,26 @@ def newest_unfinished(root: str, preset: str | None, name: str | None) -> Path |
         results = read_results(folder)
         if results is None or results.get("status") == "finished":
             continue
-        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
-        free = _lock(folder, file)
-        os.close(file)
-        if free:
+        if not being_trained(folder):
             return path
         log.info("The run in %s is being trained by another process.", folder)
     return None
+
+
+def being_trained(folder: Path) -> bool:
+    """Whether another process trains in a folder of a run."""
+    if not (folder / _LOCK).is_file():
+        return False
+    file = os.open(folder / _LOCK, os.O_RDWR)
+    free = _lock(folder, file)
+    os.close(file)
+    return not free
+
+
+def whole_lines(path: Path) -> str:
+    """Text of a table to which rows are added, without half a line that a killed process has left at its end."""
+    content = path.read_bytes()
+    return content[: content.rfind(b"\n") + 1].decode()
 
 
 def _lock(folder: Path, file: int) -> bool:

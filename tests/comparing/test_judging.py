@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_runs import make_run
@@ -174,74 +174,40 @@ def test_runs_without_a_score_or_an_end_are_named(tmp_path: Path) -> None:
     assert notes(group) == [
         "1 failed: vit/0003-softmax-seed0",
         "1 stopped: vit/0002-softmax-seed0",
+        "1 without a score (no number), which no mean contains: vit/0001-local-seed0",
         "No run with Softmax to compare with.",
     ]
 
 
-@pytest.mark.parametrize("pattern", ["{}", "{}/vit", "{}/vit/*", "{}/*/*"])
-def test_runs_are_found_by_folder_or_pattern(tmp_path: Path, pattern: str) -> None:
-    make_run(tmp_path)
-    make_run(tmp_path, "Local")
-    assert len(find(pattern.format(tmp_path))) == 2
+def test_a_seed_without_a_score_is_not_counted_and_named(tmp_path: Path) -> None:
+    """A mean of those that went well would look like one of all."""
+    for seed, score in enumerate([0.6, None, 0.4]):
+        make_run(tmp_path, score=score, seed=seed)
+    group = only_group(tmp_path)
+    found = row(group, "Softmax")
+    assert (found["seeds"], found["test/primary"][:6]) == ("2 of 3", "0.5000")
+    assert notes(group) == ["1 without a score (no number), which no mean contains: vit/0002-softmax-seed1"]
 
 
-def test_no_runs_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="No runs at .*make sweep EXP=vit"):
-        find(str(tmp_path / "*"))
+def test_the_work_of_a_model_is_known_where_one_of_its_runs_has_measured_it(tmp_path: Path) -> None:
+    """A run that is stopped after its test has no costs."""
+    first = make_run(tmp_path) / "results.json"
+    content = json.loads(first.read_text())
+    del content["flops_per_sample"]
+    first.write_text(json.dumps(content))
+    make_run(tmp_path, seed=1)
+    assert row(only_group(tmp_path), "Softmax")["MFLOPs"] == "4"
 
 
-@pytest.mark.parametrize(
-    ("results", "said"),
-    [
-        ({"preset": None}, "preset should be a word, got None"),
-        ({"seed": "abc"}, "seed should be a whole number, got 'abc'"),
-        ({"seed": None}, "seed should be a whole number, got None"),
-        ({"step_ms": [1]}, "step_ms should be a number, got [1]"),
-        ({"flops_per_sample": "many"}, "flops_per_sample should be a number, got 'many'"),
-        ({"metrics": {"test/primary": "good"}}, "test/primary should be a number, got 'good'"),
-        ({"metrics": []}, "results.json has no metrics"),
-        ({"parameters": 10**400}, "parameters is too large for a number, it has 401 digits"),
-    ],
-)
-def test_a_foreign_run_is_left_out_and_the_others_stay(tmp_path: Path, results: dict[str, Any], said: str) -> None:
-    make_run(tmp_path)
-    foreign = make_run(tmp_path, "Local", results=results)
-    lines: list[str] = []
-    assert [run.path.name for run in find(str(tmp_path), lines.append)] == ["0001-softmax-seed0"]
-    (line,) = lines
-    assert str(foreign) in line and said in line
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("results.json", b"", "Expecting value"),
-        ("results.json", b"[]", "no metrics"),
-        ("results.json", b"[" * 100_000, "recursion"),
-        ("config.yaml", b"- 1", "has no model"),
-        ("config.yaml", b"model: {}\nday: 2026-01-01", "not JSON serializable"),
-        ("metrics.csv", b"step,train/loss\n1,\x99", "decode"),
-        ("metrics.csv", b"step,train/loss\n1,0.5\n2,abc", "metrics.csv, line 3, train/loss: 'abc' is no number"),
-        ("metrics.csv", b"step,train/loss\n1,0.5\n,0.4", "metrics.csv, line 3, step: '' is no number"),
-        ("metrics.csv", b"epoch,train/loss\n1,0.5", "metrics.csv has no column step"),
-    ],
-)
-def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
-    make_run(tmp_path)
-    (make_run(tmp_path, "Local") / name).write_bytes(content)
-    lines: list[str] = []
-    assert len(find(str(tmp_path), lines.append)) == 1
-    assert said in lines[0]
-
-
-def test_figures_that_are_not_finite_are_none(tmp_path: Path) -> None:
-    make_run(tmp_path, results={"metrics": {"test/primary": float("nan")}, "step_ms": float("inf")})
-    (run,) = find(str(tmp_path))
-    assert run.score is None and run.results["step_ms"] is None
-
-
-def test_a_run_that_was_killed_is_listed(tmp_path: Path) -> None:
-    make_run(tmp_path)
-    (make_run(tmp_path, "Local") / "results.json").unlink()
-    (group,) = groups(find(str(tmp_path)))
-    assert notes(group) == ["1 without an end (killed, or running): vit/0002-local-seed0"]
+def test_a_softmax_with_options_of_its_own_is_compared_with_the_plain_one_beside_it(tmp_path: Path) -> None:
+    learned, rope = ({"position": position} for position in ("learned", "rope"))
+    make_run(tmp_path, "Softmax", 0.5, model=learned)
+    make_run(tmp_path, "Softmax", 0.7, model=rope)
+    make_run(tmp_path, "Softmax", 0.8, model=rope, attention={"softcap": 30.0})
+    group = only_group(tmp_path)
+    found = {variant.label: row(group, variant.label)["difference"] for variant in group.variants}
+    assert found == {
+        "Softmax softcap=30.0 position=rope": "+0.1000",
+        "Softmax position=rope": "+0.2000",
+        "Softmax position=learned": "baseline",
+    }
