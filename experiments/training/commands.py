@@ -88,7 +88,7 @@ def fit(argv: list[str]) -> int:
             _record(cli, status, seconds, {})
         if wandb is not None and status != "finished":
             wandb.finish(exit_code=1)
-        if cli.held is not None:
+        if cli.held is not None and status != "finished":
             cli.held.let_go()
         signals.release()
     if ended:
@@ -117,6 +117,9 @@ def fit(argv: list[str]) -> int:
     finally:
         if wandb is not None:
             wandb.finish(exit_code=0)
+        # Not before: `sync` sends no log to which something may come.
+        if cli.held is not None:
+            cli.held.let_go()
     return 0
 
 

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from experiments.training.samples import Samples
+from experiments.training.usage import python, short
 
 R = TypeVar("R")
 
@@ -24,6 +25,8 @@ _log = logging.getLogger("experiments")
 
 PROJECT = "attnzoo"
 STEP = "trainer/global_step"
+ONLINE = ("online", "run", "shared")
+"""Values of WANDB_MODE that need a server."""
 
 
 class WandbRows(Logger):
@@ -126,13 +129,23 @@ class WandbRows(Logger):
         kept = self.folder / "wandb_id.txt"
         identity = kept.read_text().strip() if kept.is_file() else secrets.token_hex(4)
         kept.write_text(identity + "\n")
+        options = {
+            **self.options, "project": os.environ.get("WANDB_PROJECT", PROJECT), "dir": self.folder, "id": identity,
+            "config": self.config(), "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
+        }  # fmt: skip
         mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
-        settings = wandb.Settings(silent=True, console="off", init_timeout=30)
-        run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT), dir=self.folder, id=identity, mode=mode,
-            resume="allow" if mode == "online" else None, settings=settings, config=self.config(),
-            **self.options,
-        )  # fmt: skip
+        online = mode in ONLINE
+        try:
+            if online and not logged_in():
+                # In a terminal W&B would ask for a key, and wait for ever.
+                raise wandb.Error(f"no key is known, {python()} -m wandb login")
+            run = wandb.init(**options, mode=mode, resume="allow" if online else None)
+        except wandb.Error as error:
+            if not online:
+                raise
+            _log.warning("W&B cannot be reached (%s); it logs offline, and make sync sends it.", _line(error))
+            wandb.teardown()  # which lets the id be used again
+            run = wandb.init(**options, mode="offline")
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP)
         run.define_metric("val/primary", step_metric=STEP, summary="max,last")
@@ -166,8 +179,7 @@ class WandbRows(Logger):
             return action()
         except Exception as error:  # A logger must not cost a run, whatever it throws.
             self._broken = True
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            _log.warning("W&B is off for the rest of this run: %s", reason[:200])
+            _log.warning("W&B is off for the rest of this run: %s", _line(error))
             return None
 
 
@@ -181,6 +193,10 @@ def logged_in() -> bool:
     except (OSError, netrc.NetrcParseError):
         return False
     return known is not None
+
+
+def _line(error: Exception) -> str:
+    return short(str(error), lines=1, width=200) or type(error).__name__
 
 
 def _picture(path: Path) -> Any:

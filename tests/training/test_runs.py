@@ -223,6 +223,35 @@ def test_wandb_never_costs_a_run(
     assert [record.getMessage() for record in warned] == ["W&B is off for the rest of this run: the server is on fire"]
 
 
+@pytest.mark.parametrize("key", ["", "k" * 40])
+def test_what_cannot_be_sent_is_logged_offline(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a key nothing is asked for, which in a terminal W&B would do; with one, the server may be away."""
+    import wandb
+
+    def init(**options: Any) -> FakeRun:
+        tried.append(options["mode"])
+        if options["mode"] == "online":
+            raise wandb.errors.CommError("context deadline exceeded\nwhile retrying")
+        return FakeRun(**options)
+
+    tried: list[str] = []
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setattr(wandb, "teardown", lambda: tried.append("teardown"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    log = opened(tmp_path)
+    log.log_metrics({"train/loss": 1.0}, step=1)
+    assert tried == [*(["online"] if key else []), "teardown", "offline"]
+    assert log.offline_folder == Path()
+    log.finish(exit_code=0)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert ("context deadline exceeded while retrying" if key else "-m wandb login") in said
+    assert said.endswith("it logs offline, and make sync sends it.")
+
+
 def test_wandb_is_online_only_with_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))

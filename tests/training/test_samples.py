@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,7 @@ def offline_runs(tmp_path: Path) -> Callable[..., list[Path]]:
             folder = tmp_path / "vit" / f"{number:04d}-softmax" / "wandb" / f"offline-run-{number}"
             folder.mkdir(parents=True)
             (folder / f"run-{number}.wandb").touch()
+            (folder.parents[1] / ".lock").touch()
             if done:
                 (folder / f"run-{number}.wandb.synced").touch()
             folders.append(folder)
@@ -139,6 +142,44 @@ def test_sync_without_a_login_says_how(
 def test_sync_with_nothing_to_send_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", f"--root={tmp_path}"]) == 0
     assert "nothing to send" in capsys.readouterr().out
+
+
+def test_what_has_no_log_or_is_being_written_is_not_sent_yet(
+    offline_runs: Callable[..., list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """W&B would mark half of a run as sent, and call the run failed."""
+    empty, growing = offline_runs(False, False)
+    (empty / "run-0.wandb").unlink()
+    holds = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); print(); input()"
+    lock = str(growing.parents[1] / ".lock")
+    with subprocess.Popen([sys.executable, "-c", holds, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert main(["sync", f"--root={tmp_path}", "--dry_run"]) == 0
+        said = capsys.readouterr().out
+        assert f"not yet, for its run is being trained: {growing}" in said and "nothing to send" in said
+        other.communicate(b"\n")
+    assert main(["sync", f"--root={tmp_path}", "--dry_run"]) == 0
+    assert "1 would be sent" in capsys.readouterr().out
+
+
+def test_what_wandb_has_not_marked_as_sent_was_not_sent(
+    offline_runs: Callable[..., list[Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where a server refuses, `wandb sync` ends with status 0."""
+    first, _ = offline_runs(False, False)
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+
+    def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        (first / "run-0.wandb.synced").touch()
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr("experiments.training.syncing.subprocess.run", run)
+    assert main(["sync", f"--root={tmp_path}"]) == 1
+    assert "1 of 2 were not sent" in capsys.readouterr().err
 
 
 def test_sync_hands_the_folders_to_wandb(
