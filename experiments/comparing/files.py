@@ -72,8 +72,9 @@ def read(path: Path) -> SweepFile:
             f"{path} has method: {content.get('method')}, which the W&B server steers: {server}.\n"
             "Without a server only method: grid runs."
         )
-    if "early_terminate" in content:
-        raise ValueError(f"{path} has early_terminate, which the W&B server does: {server}; or take it out.")
+    for key in ("early_terminate", "run_cap"):
+        if key in content:
+            raise ValueError(f"{path} has {key}, which the W&B server does: {server}; or take it out.")
     parameters = {str(name): _values(path, name, given, server) for name, given in content["parameters"].items()}
     return SweepFile(path, _words(path, content.get("command")), parameters)
 

@@ -51,16 +51,18 @@ class Trial(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Trials in order; and what is left out, label -> reason."""
+    """Trials in order; what is left out, label -> reason; and the folder that the options of all runs name."""
 
     trials: list[Trial]
     left_out: dict[str, str]
+    runs: Path
 
 
 def write(path: str, extra: list[str], seeds: int | None, match: Match | None, out: str) -> None:
     """`plan` of the file at `path` as JSON at `out`."""
     made = plan(read(Path(path)), extra, seeds, match)
-    content = {"trials": [trial._asdict() for trial in made.trials], "left_out": made.left_out}
+    trials = [trial._asdict() for trial in made.trials]
+    content = {"trials": trials, "left_out": made.left_out, "runs": str(made.runs)}
     write_whole(Path(out), json.dumps(content, indent=1).encode())
 
 
@@ -105,7 +107,7 @@ def plan(file: SweepFile, extra: list[str], seeds: int | None, match: Match | No
             words += sizes[label]
             trials.append(Trial(label, seed, _name(label, seed, words), words))
     left |= _not_asked(file, builder, preset, data)
-    return Plan(trials, left)
+    return Plan(trials, left, builder.runs)
 
 
 def _refuse_varied(file: SweepFile, given: list[tuple[str, str]]) -> None:
@@ -157,9 +159,14 @@ def label_of(choice: dict[str, Any], file: SweepFile) -> str:
 
 def _mechanism(value: Any) -> tuple[str | None, dict[str, Any]]:
     """Class and options that a value of --model.attention names; (None, {}) for another kind of value."""
-    if str(value).startswith("{"):
-        spec = json.loads(value)
-        return spec["class_path"].rpartition(".")[2], spec.get("init_args", {})
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError:
+            return None, {}  # the model says what is wrong with it
+    if isinstance(value, dict):
+        path = value.get("class_path")
+        return (path.rpartition(".")[2], value.get("init_args") or {}) if isinstance(path, str) else (None, {})
     name = str(value).rpartition(".")[2]
     return (name if name in CATALOGUE else None), {}
 
@@ -188,13 +195,19 @@ def _not_asked(file: SweepFile, builder: _Builder, preset: Experiment, data: Any
 
 
 class _Builder:
-    """Makes models with their networks, and reads the same data only once."""
+    """Makes models with their networks, and reads the same data only once.
+
+    Attributes:
+        runs: where a run with the options of the last model would stand.
+    """
 
     def __init__(self) -> None:
+        self.runs = Path()
         self._data: dict[str, Any] = {}
 
     def model(self, words: list[str]) -> tuple[Experiment, Any]:
         cli = ExperimentCLI(words, resume=False)
+        self.runs = Path(cli.options.root, cli.options.preset or "run")
         described = json.dumps(specs.describe(cli.datamodule))
         if described not in self._data:
             cli.datamodule.setup("fit")

@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import pkgutil
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess, parent_process
 from pathlib import Path
 from types import FrameType
@@ -29,6 +31,12 @@ def server(modules: list[str]) -> multiprocessing.context.ForkServerContext:
     """Where processes are started from; `modules` are imported there once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(modules)
+    # A terminal's Ctrl-C is not for the server, also while it imports: it begins with what stands here.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
     return context
 
 
@@ -57,8 +65,10 @@ def run(
     """
     failure.unlink(missing_ok=True)
     process = context.Process(target=_attempt, args=(function, log, failure, args))
-    process.start()
     with _signals(process) as got:
+        process.start()
+        if got:  # while the server was importing
+            process.terminate()
         while process.is_alive():
             process.join(0.25)
             tick()
@@ -97,7 +107,10 @@ def _signals(process: BaseProcess) -> Iterator[list[int]]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         got.append(number)
-        (process.terminate if len(got) == 1 else process.kill)()
+        if process.pid is None:
+            print("stops as soon as what it needs is imported", file=sys.stderr, flush=True)
+        else:
+            (process.terminate if len(got) == 1 else process.kill)()
 
     handlers = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import importlib.util
 import json
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,9 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from experiments.comparing import files, processes
-from experiments.training.runs import read_results
+from experiments.training.runs import being_trained, read_results
 from experiments.training.usage import UsageError, config_path, nearest, presets, python
-from experiments.training.words import value_of
+from experiments.training.words import over_options_of_run, value_of
 
 ABOUT = """Runs a sweep file without a server; interrupted and started again it repeats nothing.
 
@@ -63,14 +65,12 @@ def sweep(argv: list[str]) -> int:
     options, extra = _options(argv)
     path = files.find(options.config, options.over)
     path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    words = files.read(path).words
-    root = Path(value_of(extra, "--run.root") or "runs").expanduser()
-    runs = root / (value_of(extra, "--run.preset") or options.config)
-    notes = root / "sweeps" / path.stem
+    files.read(path)  # what is wrong with it is said before a process is started
+    notes = Path(value_of(extra, "--run.root") or "runs").expanduser() / "sweeps" / path.stem
     notes.mkdir(parents=True, exist_ok=True)
     console = Console(highlight=False)
     with _alone(notes):
-        context = processes.server(["experiments.comparing.plan", *_modules(words)])
+        context = processes.server(["experiments.comparing.plan", *_modules(options.config)])
         drawn, refusal = notes / "plan.json", notes / "plan.failed"
         console.print(f"{path}: builds every model once, to see which fit", markup=False, soft_wrap=True)
         asked = (str(path), extra, options.seeds, options.match, str(drawn))
@@ -81,13 +81,14 @@ def sweep(argv: list[str]) -> int:
         if status:
             raise ValueError(refusal.read_text(encoding="utf-8"))
         plan = json.loads(drawn.read_text(encoding="utf-8"))
-        trials = plan["trials"]
+        trials, runs = plan["trials"], Path(plan["runs"])
         console.print(f"{len(trials)} runs into {runs}", markup=False, soft_wrap=True)
         outcomes: dict[str, Outcome] = {}
         with _progress(console) as bar:
             task = bar.add_task("", total=len(trials), left="")
             for number, trial in enumerate(trials):
                 name = trial["name"]
+                _wait(runs, name, console)
                 known = outcome(runs, notes, name)
                 if known is None:
                     started = time.monotonic()
@@ -97,11 +98,10 @@ def sweep(argv: list[str]) -> int:
                         left = time_left(names, outcomes, time.monotonic() - started)
                         bar.update(task, description=name, left=left)
 
-                    options_of_run = [*trial["words"], f"--run.root={root}", f"--run.name={name}"]
-                    options_of_run += _going_on(runs, name)
+                    options_of_run = [*_going_on(runs, name, trial["words"]), f"--run.name={name}"]
                     failure = notes / f"{name}.failed"
                     status = processes.run(
-                        context, "experiments.training.commands:fit", notes / f"{name}.log", failure,
+                        context, "experiments.comparing.sweep:train", notes / f"{name}.log", failure,
                         (options_of_run,), tick,
                     )  # fmt: skip
                     if status > processes.STOPPED:
@@ -120,6 +120,16 @@ def sweep(argv: list[str]) -> int:
         console.print(f"{len(failed)} failed; delete {notes}/NAME.failed to try one again", soft_wrap=True)
     console.print(f"next  {python()} -m experiments compare --runs='{runs}/*'", markup=False, soft_wrap=True)
     return 1 if failed else 0
+
+
+def train(words: list[str]) -> int:
+    """One run, in a process of its own; `words` are options of `fit`."""
+    from experiments.training.commands import fit
+
+    # Where it has several processes, Lightning starts the others by the module and the words of this one.
+    sys.modules["__main__"].__spec__ = importlib.util.find_spec("experiments.__main__")
+    sys.argv[1:] = ["fit", *words]
+    return fit(words)
 
 
 def outcome(runs: Path, notes: Path, name: str) -> Outcome | None:
@@ -184,9 +194,9 @@ def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, extra
 
 
-def _modules(words: list[str]) -> list[str]:
+def _modules(preset: str) -> list[str]:
     """Modules of the classes that the preset names."""
-    content = yaml.safe_load(config_path(str(value_of(words, "--config"))).read_text(encoding="utf-8"))
+    content = yaml.safe_load(config_path(preset).read_text(encoding="utf-8"))
     return [content[key]["class_path"].rpartition(".")[0] for key in ("model", "data")]
 
 
@@ -210,14 +220,24 @@ def _folders(runs: Path, name: str) -> list[Path]:
     return sorted(runs.glob(f"[0-9]*-{name}"))
 
 
-def _going_on(runs: Path, name: str) -> list[str]:
-    """The option by which a run that was stopped goes on; what has no checkpoint yet is removed."""
+def _wait(runs: Path, name: str, console: Console) -> None:
+    """The run of a sweep that was killed ends by itself, after the step or the validation that it is in."""
+    for folder in _folders(runs, name):
+        if being_trained(folder):
+            console.print(f"{folder} is being trained by another process; waits for it", markup=False, soft_wrap=True)
+        while being_trained(folder):
+            time.sleep(0.25)
+
+
+def _going_on(runs: Path, name: str, words: list[str]) -> list[str]:
+    """Words by which a run goes on where it was stopped, or begins; what has no checkpoint yet is removed."""
     for folder in _folders(runs, name):
         last = folder / "checkpoints" / "last.ckpt"
         if last.is_file():
-            return [f"--ckpt_path={last}"]
+            kept = over_options_of_run(words) if (folder / "config.yaml").is_file() else words
+            return [*kept, f"--ckpt_path={last}"]
         shutil.rmtree(folder)
-    return []
+    return words
 
 
 def _table(trials: list[dict[str, Any]], outcomes: dict[str, Outcome], left_out: dict[str, str]) -> Table:

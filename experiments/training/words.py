@@ -73,14 +73,19 @@ def _resumed(words: list[str], root: str, of: str | None, preset: str | None) ->
         return others, preset
     run = _with_options(Path(found))
     log.info("From %s, with the options of its run.", found)
+    return [f"--ckpt_path={found}", *over_options_of_run(others)], run.parent.name
+
+
+def over_options_of_run(words: list[str]) -> list[str]:
+    """Words of the command that has begun a run, as they are laid over its options where it goes on."""
     kept = []
-    for word in _without(others, "--config", "-c"):
+    for word in _without(words, "--config", "-c"):
         if word.partition("=")[0].endswith("+"):
             # The same command has put it there when the run began, and would do so a second time.
             log.info("%s stands in the options of the run.", word)
         else:
             kept.append(word)
-    return [f"--ckpt_path={found}", *kept], run.parent.name
+    return kept
 
 
 def _with_options(checkpoint: Path) -> Path:

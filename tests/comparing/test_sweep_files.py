@@ -85,6 +85,7 @@ def test_every_choice_comes_once_and_the_first_seed_first(tmp_path: Path) -> Non
         ({"method": "bayes"}, f"method: bayes, which the W&B server steers: {python()} -m wandb sweep"),
         ({"method": "random"}, "method: random"),
         ({"early_terminate": {"type": "hyperband"}}, "early_terminate"),
+        ({"run_cap": 5}, "run_cap, which the W&B server does"),
         (
             {"parameters": {"model.optim.lr": {"min": 0.1, "max": 1.0}}},
             "model.optim.lr has no `value` or `values`, but min, max",

@@ -119,6 +119,34 @@ def test_an_option_beside_those_that_vary_goes_to_every_run(tmp_path: Path) -> N
     assert all("--model.depth=1" in trial.words and "--seed_everything=5" in trial.words for trial in made.trials)
 
 
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ({"ema": ['{"decay": 0.5}', "null"]}, ['ema={"decay": 0.5}', "ema=null"]),
+        ({"model__attention_at": ['{"0": "Linear"}', "{}"]}, ['attention_at={"0": "Linear"}', "attention_at={}"]),
+        (
+            {"model__attention": ["{class_path: Linear}", {"class_path": "Local", "init_args": {"window": 5}}]},
+            ["Linear", "Local"],
+        ),
+    ],
+)
+def test_values_may_be_mappings_in_any_yaml(tmp_path: Path, values: dict[str, Any], labels: list[str]) -> None:
+    made = plan.plan(sweep_file(tmp_path, **values), SMALL, None, None)
+    assert [trial.label for trial in made.trials] == labels
+
+
+@pytest.mark.parametrize("where", ["file", "words", "config"])
+def test_runs_are_looked_for_where_their_options_put_them(tmp_path: Path, where: str) -> None:
+    file = sweep_file(tmp_path, model__optim__lr=[0.1, 0.2])
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"run: {{root: {tmp_path}, preset: mine}}")
+    words = [f"--run.root={tmp_path}", "--run.preset=mine"]
+    extra = {"file": [], "words": words, "config": ["-c", str(config)]}[where]
+    if where == "file":
+        file = file._replace(words=[*file.words, *words])
+    assert plan.plan(file, [*SMALL, *extra], None, None).runs == tmp_path / "mine"
+
+
 def test_names_follow_from_all_options(tmp_path: Path) -> None:
     file = sweep_file(tmp_path, model__optim__lr=[0.1, 0.2])
     names = [trial.name for trial in plan.plan(file, SMALL, 2, None).trials]
