@@ -161,7 +161,7 @@ def markdown(rows: list[dict[str, Any]], done: int) -> str:
 def _cells(row: dict[str, Any]) -> list[str]:
     gap, p = "", ""
     if row["difference"] is not None:
-        found = Difference(**row["difference"])
+        found = Difference(*(round(value, 12) for value in Difference(**row["difference"])))  # 3e-19 is 0
         gap, p = f"{found.mean:+.2g} ({found.low:+.2g} to {found.high:+.2g})", f"{found.p:.3f}"
     likeness = [f"{row['alike'][kind]:.3f}" for kind in KINDS]
     means = [f"{row[key]:.4f}" for key in ("primary", "loss")]
